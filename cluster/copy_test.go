@@ -110,7 +110,7 @@ func (c *copied) refused() {
 	}
 	testbed.Until(t, "an event", func() bool { return len(events()) > 0 })
 	if e := events(); len(e) != 1 || !contains(e[0], c.addr) || !contains(e[0], twin.RaftAddr()) {
-		t.Errorf("events %q", e)
+		t.Errorf("the events about copies are %q, want one with both addresses", e)
 	}
 }
 
@@ -145,7 +145,7 @@ func TestACopiedMachineIsStopped(t *testing.T) {
 			c.close(c.copy)
 			c.start(c.copy)
 			if err := c.snapshot()[c.copy].Err(); !errors.Is(err, ErrCopied) {
-				t.Errorf("a copy that starts again: %v", err)
+				t.Errorf("a copy that starts again stopped because of %v, want ErrCopied", err)
 			}
 			c.refused()
 			c.close(c.copy)
@@ -215,7 +215,7 @@ func (g *group) makeLeader(id string) {
 
 // A copy whose directory stores no former address may join gossip before the original starts. The record of the
 // original in the state must not change.
-func TestACopyReachesNoRecord(t *testing.T) {
+func TestACopyDoesNotChangeTheRecordOfTheOriginal(t *testing.T) {
 	g := newGroup(t, 3)
 	// The leader waits moveGrace periods of Reconcile before it accepts a new address. Make these
 	// periods long enough to start the original meanwhile.
@@ -282,7 +282,7 @@ func TestCloseWhileWaiting(t *testing.T) {
 	began := time.Now()
 	c.close(c.copy)
 	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("closed after %s", took)
+		t.Errorf("Close of a waiting replica took %s, want at most 5 s", took)
 	}
 }
 
@@ -320,7 +320,7 @@ func TestMayBeCopy(t *testing.T) {
 		{"the same address and directory after a restart of the machine", location{"b2", "8:5", "a:1"}, false},
 		{"another address, the same directory", location{"b1", "8:5", "b:1"}, false},
 		{"another directory and another address, the same machine", location{"b1", "8:6", "b:1"}, true},
-		{"another machine", location{"b2", "8:5", "b:1"}, true},
+		{"another address on another machine", location{"b2", "8:5", "b:1"}, true},
 		{"another directory at the same address", location{"b1", "8:6", "a:1"}, false},
 	} {
 		if got := tt.now.mayBeCopy(was); got != tt.want {

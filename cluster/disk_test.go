@@ -82,7 +82,7 @@ func newestSnapshot(t *testing.T, dir string) string {
 	t.Helper()
 	all, err := filepath.Glob(filepath.Join(dir, RaftDir, "snapshots", "*-*"))
 	if err != nil || len(all) == 0 {
-		t.Fatalf("no snapshot: %v", err)
+		t.Fatalf("the replica must have a snapshot, but has none: %v", err)
 	}
 	// The snapshot names are term-index-milliseconds as decimal text, so sorting them as text does not sort
 	// them by index.
@@ -93,7 +93,7 @@ func snapshotIndex(t *testing.T, path string) (index uint64) {
 	t.Helper()
 	var term, at uint64
 	if _, err := fmt.Sscanf(filepath.Base(path), "%d-%d-%d", &term, &index, &at); err != nil {
-		t.Fatalf("snapshot %s: %v", path, err)
+		t.Fatalf("the name of snapshot %s cannot be parsed: %v", path, err)
 	}
 	return index
 }
@@ -121,35 +121,35 @@ func TestCorruptDataIsNamed(t *testing.T) {
 		snapshot bool
 		damage   func(dir string) (string, error)
 	}{
-		{"snapshot state", true, func(dir string) (string, error) {
+		{"a damaged state in a snapshot", true, func(dir string) (string, error) {
 			path := newestSnapshot(t, dir)
 			return filepath.Base(path), flip(filepath.Join(path, "state.bin"), nil)
 		}},
-		{"snapshot description", true, func(dir string) (string, error) {
+		{"damaged metadata of a snapshot", true, func(dir string) (string, error) {
 			path := newestSnapshot(t, dir)
 			return filepath.Base(path), os.WriteFile(filepath.Join(path, "meta.json"), []byte("{"), 0o600)
 		}},
-		{"snapshots lost", true, func(dir string) (string, error) {
+		{"the folder of snapshots is missing", true, func(dir string) (string, error) {
 			return logFile, os.RemoveAll(filepath.Join(dir, RaftDir, "snapshots"))
 		}},
-		{"a byte of an entry", false, func(dir string) (string, error) {
+		{"a damaged byte of an entry", false, func(dir string) (string, error) {
 			return logFile, flip(logPath(dir), []byte("needle"))
 		}},
-		{"log truncated", false, func(dir string) (string, error) {
+		{"a truncated log", false, func(dir string) (string, error) {
 			return logFile, os.Truncate(logPath(dir), 20000)
 		}},
-		{"log replaced", false, func(dir string) (string, error) {
+		{"a log file with other content", false, func(dir string) (string, error) {
 			return logFile, os.WriteFile(logPath(dir), bytes.Repeat([]byte("nonsense"), 8192), 0o600)
 		}},
-		{"the term", false, changeStable(keyTerm, func(v []byte) []byte { v[1] ^= 0x10; return v })},
-		{"the term of the last vote", false, changeStable(keyLastVote, func(v []byte) []byte { v[7] ^= 1; return v })},
-		{"the candidate of the last vote", false, changeStable(keyCandidate, func(v []byte) []byte { v[0] ^= 1; return v })},
-		{"the checksum of the term", false, changeStable(keyTerm, func(v []byte) []byte { v[15] ^= 0x80; return v })},
-		{"the term lost", false, changeStable(keyTerm, func([]byte) []byte { return nil })},
-		{"an older term", false, changeStable(keyTerm, func([]byte) []byte { return seal(keyTerm, make([]byte, 8)) })},
-		{"the replica id", false, changeStable(keyReplicaID, func(v []byte) []byte { v[3] ^= 4; return v })},
-		{"an unknown key", false, changeStable([]byte("CurrentTesm"), func([]byte) []byte { return seal([]byte("CurrentTesm"), make([]byte, 8)) })},
-		{"an entry missing", false, func(dir string) (string, error) {
+		{"a damaged term", false, changeStable(keyTerm, func(v []byte) []byte { v[1] ^= 0x10; return v })},
+		{"a damaged term of the last vote", false, changeStable(keyLastVote, func(v []byte) []byte { v[7] ^= 1; return v })},
+		{"a damaged candidate of the last vote", false, changeStable(keyCandidate, func(v []byte) []byte { v[0] ^= 1; return v })},
+		{"a damaged checksum of the term", false, changeStable(keyTerm, func(v []byte) []byte { v[15] ^= 0x80; return v })},
+		{"the term is missing", false, changeStable(keyTerm, func([]byte) []byte { return nil })},
+		{"a stored term that is older than the entries", false, changeStable(keyTerm, func([]byte) []byte { return seal(keyTerm, make([]byte, 8)) })},
+		{"a damaged replica id", false, changeStable(keyReplicaID, func(v []byte) []byte { v[3] ^= 4; return v })},
+		{"an unknown key in the stable store", false, changeStable([]byte("CurrentTesm"), func([]byte) []byte { return seal([]byte("CurrentTesm"), make([]byte, 8)) })},
+		{"a missing entry of the log", false, func(dir string) (string, error) {
 			db, err := bbolt.Open(logPath(dir), 0o600, nil)
 			if err != nil {
 				return "", err
@@ -189,7 +189,7 @@ func TestCorruptDataIsNamed(t *testing.T) {
 			}
 			n, err = g.open(0)
 			if err == nil {
-				t.Fatalf("opened with %d", value(n.Store().View(), "needle"))
+				t.Fatalf("Open must refuse the damaged data, but opened it with the value %d", value(n.Store().View(), "needle"))
 			}
 			if !errors.Is(err, ErrCorrupt) || !contains(err.Error(), names) {
 				t.Errorf("Open returned error %v, want ErrCorrupt that names %s", err, names)
@@ -201,15 +201,15 @@ func TestCorruptDataIsNamed(t *testing.T) {
 
 // An error of the machine, such as a full disk or a missing permission, does not mean that the data
 // is damaged. The data must not be moved aside.
-func TestAMachineThatLacksSomethingDamagesNothing(t *testing.T) {
+func TestErrorsOfTheMachineAreNoDamage(t *testing.T) {
 	for _, e := range []error{syscall.EMFILE, syscall.ENOSPC, syscall.ENOMEM, syscall.EACCES} {
 		if err := corrupt(&os.PathError{Op: "open", Path: "log.db", Err: e}, "raft log %s", "log.db"); errors.Is(err, ErrCorrupt) || !errors.Is(err, e) {
-			t.Errorf("%v: %v", e, err)
+			t.Errorf("corrupt of the machine error %v returned %v, want only that error", e, err)
 		}
 	}
 	for _, e := range []error{syscall.EIO, errors.New("invalid database")} {
 		if err := corrupt(e, "raft log"); !errors.Is(err, ErrCorrupt) {
-			t.Errorf("%v: %v", e, err)
+			t.Errorf("corrupt of the read error %v returned %v, want ErrCorrupt", e, err)
 		}
 	}
 	g := newGroup(t, 1)
@@ -250,7 +250,7 @@ func TestEveryFlippedBitOfTheStableStoreIsNoticed(t *testing.T) {
 	for _, v := range [][]byte{{0, 0, 0, 0, 0, 0, 0, 7}, []byte("127.0.0.1:7000")} {
 		sealed := seal(keyTerm, v)
 		if got, err := unseal(keyTerm, sealed); err != nil || !bytes.Equal(got, v) {
-			t.Fatalf("%x is read as %x: %v", v, got, err)
+			t.Fatalf("the sealed value %x was read as %x, error %v", v, got, err)
 		}
 		for bit := range 8 * len(sealed) {
 			bad := bytes.Clone(sealed)
@@ -349,7 +349,7 @@ func TestFullDiskStopsTheReplica(t *testing.T) {
 			full[g.index(victim)].Store(true)
 			_, err := leader.Propose(timeout(t, patience), put("w", 1))
 			if who == "leader" && !errors.Is(err, ErrUnknownOutcome) || who == "follower" && err != nil {
-				t.Errorf("propose: %v", err)
+				t.Errorf("Propose returned error %v, want ErrUnknownOutcome if the disk of the leader is full, otherwise none", err)
 			}
 			select {
 			case <-victim.Halted():
@@ -436,7 +436,7 @@ func TestDivergedMinorityIsQuarantinedAndRejoins(t *testing.T) {
 				t.Fatalf("the replica stopped because of %v, want ErrDiverged", victim.Err())
 			}
 			if aside, _ := filepath.Glob(filepath.Join(g.dirs[i], quarantined+"*")); len(aside) != 1 {
-				t.Errorf("set aside: %v", aside)
+				t.Errorf("the Raft directories that were moved aside are %v, want one", aside)
 			}
 			for j, n := range g.snapshot() {
 				if j != i && n.Err() != nil {
@@ -483,7 +483,7 @@ func TestTheLogStoreCachesEntries(t *testing.T) {
 	for _, i := range []uint64{1, 299, 300} { // first read an entry that is only on disk, then entries in the cache
 		var l raft.Log
 		if err := s.GetLog(i, &l); err != nil || l.Index != i || l.Data[0] != byte(i) || l.Extensions != nil {
-			t.Errorf("entry %d: %+v, %v", i, l.Index, err)
+			t.Errorf("GetLog of entry %d returned index %d, error %v; want the stored entry", i, l.Index, err)
 		}
 	}
 	// Entries that a new leader has replaced must not be read from the cache.
@@ -498,12 +498,12 @@ func TestTheLogStoreCachesEntries(t *testing.T) {
 		t.Errorf("entry 250 is of term %d, %v, want term 2 and no error", l.Term, err)
 	}
 	if err := s.GetLog(251, &l); !errors.Is(err, raft.ErrLogNotFound) {
-		t.Errorf("entry 251: %v", err)
+		t.Errorf("GetLog of the deleted entry 251 returned error %v, want ErrLogNotFound", err)
 	}
 	if err := s.DeleteRange(1, 200); err != nil {
 		t.Fatal(err)
 	}
 	if first, err := s.FirstIndex(); err != nil || first != 201 {
-		t.Errorf("first index %d, %v", first, err)
+		t.Errorf("after DeleteRange the first index is %d, error %v; want 201", first, err)
 	}
 }

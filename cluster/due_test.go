@@ -20,7 +20,7 @@ func TestASnapshotIsDueAfterEnoughEntries(t *testing.T) {
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			if got := timing.snapshotDue(c.entries, c.bytes, c.last); got != c.want {
-				t.Errorf("due: %t, want %t", got, c.want)
+				t.Errorf("a snapshot is due: %t, want %t", got, c.want)
 			}
 		})
 	}

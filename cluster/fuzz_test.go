@@ -24,7 +24,7 @@ func FuzzGreeting(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		kind, g, err := readGreeting(bytes.NewReader(data))
 		if err == nil && kind != kindRaft && kind != kindPeer {
-			t.Fatalf("kind %q, %+v", kind, g)
+			t.Fatalf("readGreeting accepted the unknown connection kind %q with greeting %+v", kind, g)
 		}
 		answer, err := readFrame(bytes.NewReader(data), greetLimit)
 		if err == nil && len(answer) > min(greetLimit, len(data)) {
@@ -100,10 +100,10 @@ func FuzzDataFolder(f *testing.F) {
 			}
 		}
 		if got := n.remembered(); len(got) > 64 {
-			t.Fatalf("%d addresses", len(got))
+			t.Fatalf("peers.json gave %d addresses, want at most 64", len(got))
 		}
 		if at, err := verifySnapshots(filepath.Join(dir, "snapshots")); (err == nil) == (at == 0) {
-			t.Fatalf("index %d, %v", at, err)
+			t.Fatalf("verifySnapshots returned index %d and error %v, want an error exactly if the index is 0", at, err)
 		}
 	})
 }

@@ -41,7 +41,7 @@ func TestFewerThanExpectedDoNotForm(t *testing.T) {
 	testbed.Until(t, "both replicas are in gossip", func() bool { return len(a.gossip.alive()) == 1 && len(b.gossip.alive()) == 1 })
 	for _, n := range []*Node{a, b} {
 		if formed, err := n.members.form(); formed || err != nil {
-			t.Fatalf("formed %v, %v", formed, err)
+			t.Fatalf("two of three expected replicas formed a cluster: %v, error %v; want neither", formed, err)
 		}
 	}
 	g.start(2)
@@ -279,11 +279,11 @@ func TestAReplicaOfAnotherClusterIsRefused(t *testing.T) {
 	na, nb := a.form(), b.form()
 	_, err := na.greetPeer(timeout(t, time.Second), nb.RaftAddr())
 	if !errors.Is(err, ErrWrongCluster) {
-		t.Fatalf("got %v", err)
+		t.Fatalf("the greeting of a replica of another cluster returned %v, want ErrWrongCluster", err)
 	}
 	// Even if gossip connects two clusters, neither cluster adds the other's replica.
 	if k, _ := na.gossip.join([]string{nb.GossipAddr()}); k != 1 {
-		t.Fatalf("joined %d", k)
+		t.Fatalf("gossip reached %d replicas of the other cluster, want 1", k)
 	}
 	testbed.Until(t, "both replicas see each other in gossip", func() bool { return len(na.gossip.alive()) == 1 && len(nb.gossip.alive()) == 1 })
 	testbed.Until(t, "a leader has asked the replica of the other cluster who it is", func() bool {
@@ -293,7 +293,7 @@ func TestAReplicaOfAnotherClusterIsRefused(t *testing.T) {
 		return told
 	})
 	if len(na.servers()) != 1 || len(nb.servers()) != 1 {
-		t.Fatalf("%d and %d servers", len(na.servers()), len(nb.servers()))
+		t.Fatalf("the two clusters have %d and %d servers, want 1 each", len(na.servers()), len(nb.servers()))
 	}
 }
 
@@ -340,7 +340,7 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 		}
 		pipe, err := leader.trans.AppendEntriesPipeline(raft.ServerID(id), raft.ServerAddress(c.to))
 		if (err != nil) != c.fails {
-			t.Errorf("opening a pipeline to %s returned %v", c.to, err)
+			t.Errorf("opening a pipeline to %s returned error %v, want one only for a former address", c.to, err)
 		}
 		if err == nil {
 			pipe.Close()
@@ -355,8 +355,8 @@ func TestAllRestartOnOtherAddresses(t *testing.T) {
 		size int
 		move func(raft map[int]string)
 	}{
-		"one":                               {1, func(raft map[int]string) { clear(raft) }},
-		"three":                             {3, func(raft map[int]string) { clear(raft) }},
+		"a single replica":                  {1, func(raft map[int]string) { clear(raft) }},
+		"three replicas":                    {3, func(raft map[int]string) { clear(raft) }},
 		"replicas exchange their addresses": {3, func(raft map[int]string) { raft[0], raft[1], raft[2] = raft[1], raft[2], raft[0] }},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -399,7 +399,7 @@ func TestRemovedReplicaStopsAndStaysOut(t *testing.T) {
 	}
 	g.close(i)
 	if _, err := g.open(i); !errors.Is(err, ErrRemoved) {
-		t.Errorf("open again: %v", err)
+		t.Errorf("Open of the removed replica returned %v, want ErrRemoved", err)
 	}
 	g.settled(2)
 	g.empty(i)
@@ -479,7 +479,7 @@ func TestFailedRemovalIsNotRepeated(t *testing.T) {
 	g.start(3)
 	g.settled(4) // in a settled group every replica has been introduced and checked
 	if err := stays.Err(); err != nil {
-		t.Errorf("a member halted: %v", err)
+		t.Errorf("a replica whose removal failed must stay a member, but halted: %v", err)
 	}
 }
 
@@ -540,7 +540,7 @@ func TestTheLeaderMakesReplicasLeave(t *testing.T) {
 			}
 			g.close(i)
 			if _, err := g.open(i); !errors.Is(err, ErrRemoved) {
-				t.Errorf("open again: %v", err)
+				t.Errorf("Open of the replica that left returned %v, want ErrRemoved", err)
 			}
 			g.settled(2)
 			g.put("w", 1)
@@ -604,19 +604,19 @@ func TestOpenErrorsNameTheSetting(t *testing.T) {
 		is     error
 	}{
 		"neither Join nor BootstrapExpect": {func(c *Config) { c.BootstrapExpect = 0 }, []string{"SCHEDULER_BOOTSTRAP_EXPECT", "SCHEDULER_JOIN", "-insecure"}, ErrNoWayIn},
-		"raft port":                        {func(c *Config) { c.RaftBind = busy.RaftAddr() }, []string{"SCHEDULER_RAFT_ADDR", busy.RaftAddr()}, nil},
-		"gossip port":                      {func(c *Config) { c.GossipBind = busy.GossipAddr() }, []string{"SCHEDULER_GOSSIP_ADDR", busy.GossipAddr()}, nil},
-		"data dir in use":                  {func(c *Config) { c.DataDir = busy.cfg.DataDir }, []string{"SCHEDULER_DATA_DIR", busy.cfg.DataDir}, ErrInUse},
-		"data dir a file":                  {func(c *Config) { c.DataDir = file }, []string{"SCHEDULER_DATA_DIR", file}, nil},
-		"name":                             {func(c *Config) { c.Name = "a b" }, []string{"SCHEDULER_NAME", `"a b"`}, nil},
-		"join":                             {func(c *Config) { c.Join = []string{"nohost"} }, []string{"SCHEDULER_JOIN", "nohost"}, nil},
-		"join token":                       {func(c *Config) { c.Join = []string{"persys-join-1.secret", "s1:8088"} }, []string{"SCHEDULER_JOIN", "token"}, nil},
-		"expect":                           {func(c *Config) { c.BootstrapExpect = 99 }, []string{"SCHEDULER_BOOTSTRAP_EXPECT", "99"}, nil},
-		"lease":                            {func(c *Config) { c.Timing.LeaderLease = time.Second }, []string{"LeaderLease"}, nil},
-		"advertise":                        {func(c *Config) { c.RaftAdvertise = "0.0.0.0:1" }, []string{"SCHEDULER_ADVERTISE_IP", "0.0.0.0:1"}, nil},
-		"heartbeat":                        {func(c *Config) { c.Timing.Heartbeat = time.Millisecond }, []string{"SCHEDULER_RAFT_HEARTBEAT", "1ms"}, nil},
-		"cluster id":                       {func(c *Config) { c.ClusterID = "a b" }, []string{"SCHEDULER_CLUSTER_ID", `"a b"`}, nil},
-		"gossip key":                       {func(c *Config) { c.GossipKey = []byte("short") }, []string{"gossip key", "5 bytes"}, nil},
+		"raft port is in use":              {func(c *Config) { c.RaftBind = busy.RaftAddr() }, []string{"SCHEDULER_RAFT_ADDR", busy.RaftAddr()}, nil},
+		"gossip port is in use":            {func(c *Config) { c.GossipBind = busy.GossipAddr() }, []string{"SCHEDULER_GOSSIP_ADDR", busy.GossipAddr()}, nil},
+		"data directory is in use":         {func(c *Config) { c.DataDir = busy.cfg.DataDir }, []string{"SCHEDULER_DATA_DIR", busy.cfg.DataDir}, ErrInUse},
+		"data directory is a file":         {func(c *Config) { c.DataDir = file }, []string{"SCHEDULER_DATA_DIR", file}, nil},
+		"name with a blank":                {func(c *Config) { c.Name = "a b" }, []string{"SCHEDULER_NAME", `"a b"`}, nil},
+		"join address without a port":      {func(c *Config) { c.Join = []string{"nohost"} }, []string{"SCHEDULER_JOIN", "nohost"}, nil},
+		"join token beside an address":     {func(c *Config) { c.Join = []string{"persys-join-1.secret", "s1:8088"} }, []string{"SCHEDULER_JOIN", "token"}, nil},
+		"too many expected replicas":       {func(c *Config) { c.BootstrapExpect = 99 }, []string{"SCHEDULER_BOOTSTRAP_EXPECT", "99"}, nil},
+		"leader lease above the heartbeat": {func(c *Config) { c.Timing.LeaderLease = time.Second }, []string{"LeaderLease"}, nil},
+		"advertised wildcard address":      {func(c *Config) { c.RaftAdvertise = "0.0.0.0:1" }, []string{"SCHEDULER_ADVERTISE_IP", "0.0.0.0:1"}, nil},
+		"heartbeat below the minimum":      {func(c *Config) { c.Timing.Heartbeat = time.Millisecond }, []string{"SCHEDULER_RAFT_HEARTBEAT", "1ms"}, nil},
+		"cluster id with a blank":          {func(c *Config) { c.ClusterID = "a b" }, []string{"SCHEDULER_CLUSTER_ID", `"a b"`}, nil},
+		"gossip key of a wrong length":     {func(c *Config) { c.GossipKey = []byte("short") }, []string{"gossip key", "5 bytes"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := base()
@@ -624,7 +624,7 @@ func TestOpenErrorsNameTheSetting(t *testing.T) {
 			n, err := Open(timeout(t, patience), cfg)
 			if err == nil {
 				n.Close()
-				t.Fatal("opened")
+				t.Fatal("Open must refuse this configuration, but accepted it")
 			}
 			for _, w := range c.want {
 				if !contains(err.Error(), w) {
@@ -670,7 +670,7 @@ func TestWrongClusterIDInTheConfiguration(t *testing.T) {
 	g.close(0)
 	g.cfg = func(_ int, c *Config) { c.ClusterID = "other" }
 	if _, err := g.open(0); !errors.Is(err, ErrWrongCluster) || !contains(err.Error(), "other") {
-		t.Fatalf("got %v", err)
+		t.Fatalf("Open with another cluster id returned %v, want ErrWrongCluster with both ids", err)
 	}
 }
 
@@ -711,7 +711,7 @@ func TestWrongShardInTheConfiguration(t *testing.T) {
 		}
 	}
 	if !errors.Is(err, ErrWrongCluster) || !contains(err.Error(), `shard "east"`) || !contains(err.Error(), `"west"`) {
-		t.Fatalf("got %v", err)
+		t.Fatalf("the replica of another shard ended with %v, want ErrWrongCluster with both shards", err)
 	}
 }
 
@@ -726,11 +726,11 @@ func TestWrongShardInASnapshot(t *testing.T) {
 	g.close(0)
 	shard = "west"
 	if _, err := g.open(0); !errors.Is(err, ErrWrongCluster) || !contains(err.Error(), `shard "east"`) || !contains(err.Error(), `"west"`) {
-		t.Fatalf("got %v", err)
+		t.Fatalf("Open with another shard returned %v, want ErrWrongCluster with both shards", err)
 	}
 }
 
-func TestSoloAndGivenClusterID(t *testing.T) {
+func TestASingleReplicaFormsTheConfiguredCluster(t *testing.T) {
 	g := newGroup(t, 0)
 	g.cfg = func(_ int, c *Config) { c.AllowSolo, c.ClusterID, c.Shard = true, "lab", "east" }
 	g.start(0)
@@ -747,6 +747,6 @@ func TestThreeFormWithAGivenClusterID(t *testing.T) {
 	g.cfg = func(_ int, c *Config) { c.ClusterID = "lab" }
 	n := g.form()
 	if id := n.Store().View().Info().ClusterID; id != "lab" {
-		t.Fatalf("formed %q", id)
+		t.Fatalf("the replicas formed cluster %q, want lab", id)
 	}
 }

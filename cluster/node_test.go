@@ -20,7 +20,7 @@ func TestLeaderKilledAnotherTakesOver(t *testing.T) {
 		name string
 		slow bool
 		most time.Duration
-	}{{"a refused connection", false, 400 * time.Millisecond}, {"a timeout", true, 5 * time.Second}} {
+	}{{"a refused connection starts the election", false, 400 * time.Millisecond}, {"without fast failover a timeout starts it", true, 5 * time.Second}} {
 		t.Run(c.name, func(t *testing.T) {
 			const attempts = 3
 			for k := range attempts {
@@ -111,7 +111,7 @@ func TestLeadershipTermsNeverOverlap(t *testing.T) {
 				running.Add(1)
 				mu.Lock()
 				if !last.Less(s.Epoch) {
-					t.Errorf("epoch %s after %s", s.Epoch, last)
+					t.Errorf("the leadership term has epoch %s, and the term before had %s; want a higher epoch", s.Epoch, last)
 				}
 				last = s.Epoch
 				mu.Unlock()
@@ -126,7 +126,7 @@ func TestLeadershipTermsNeverOverlap(t *testing.T) {
 				return ctx.Err()
 			})
 			if !errors.Is(err, context.Canceled) {
-				t.Errorf("Lead: %v", err)
+				t.Errorf("Lead returned %v, want that its context was cancelled", err)
 			}
 		}()
 	}
@@ -151,7 +151,7 @@ func TestALeaderThatFailsTransfersLeadership(t *testing.T) {
 	broken := errors.New("broken")
 	err := leader.Lead(timeout(t, patience), func(context.Context, LeadershipTerm) error { return broken })
 	if !errors.Is(err, broken) {
-		t.Fatalf("got %v", err)
+		t.Fatalf("Lead returned %v, want the error of its function", err)
 	}
 	if leader.IsLeader() {
 		t.Error("a replica whose leadership term failed must give up leadership, but still leads")
@@ -165,7 +165,7 @@ func TestLeaderChangesAreReported(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	watching := g.follower(leader).LeaderChanges(ctx)
 	if l := <-watching; l.ID != leader.ID() {
-		t.Fatalf("first: %+v", l)
+		t.Fatalf("LeaderChanges sent first %+v, want the present leader", l)
 	}
 	if err := leader.TransferLeadership(timeout(t, 5*time.Second), ""); err != nil {
 		t.Fatal(err)
@@ -190,7 +190,7 @@ func TestUnknownOutcomeInAPartition(t *testing.T) {
 	}
 	testbed.Until(t, "the former leader knows that it no longer leads", func() bool { return !leader.IsLeader() })
 	if _, err := leader.Propose(timeout(t, time.Second), put("w", 3)); !errors.Is(err, ErrNotLeader) {
-		t.Errorf("afterwards: %v", err)
+		t.Errorf("Propose on the former leader returned %v, want ErrNotLeader", err)
 	}
 	testbed.Until(t, "the replica in the minority is in mode degraded", func() bool { m, _ := leader.LocalMode(); return m == fsm.ModeDegraded })
 	g.put("w", 4)
@@ -287,7 +287,7 @@ func TestReadLevelsKeepTheirPromise(t *testing.T) {
 	f := g.follower(leader)
 	v, err := f.Read(timeout(t, 5*time.Second), Session, r.Index)
 	if err != nil || value(v, "w") != 5 {
-		t.Errorf("session: %d, %v", value(v, "w"), err)
+		t.Errorf("the session read has value %d, error %v; want 5 and no error", value(v, "w"), err)
 	}
 	if _, err := f.Read(timeout(t, 5*time.Second), Linearizable, 0); !errors.Is(err, ErrNotLeader) {
 		t.Errorf("a linearizable read on a follower returned %v, want ErrNotLeader", err)
@@ -298,14 +298,14 @@ func TestReadLevelsKeepTheirPromise(t *testing.T) {
 		}
 	}
 	if v, err := f.Read(context.Background(), Stale, 0); err != nil || v == nil {
-		t.Errorf("stale: %v", err)
+		t.Errorf("the stale read returned error %v, want none", err)
 	}
 	if _, err := f.Read(timeout(t, 20*time.Millisecond), Session, 1<<40); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a session read for an index far ahead returned %v, want DeadlineExceeded", err)
 	}
 }
 
-func TestConfirmIsSharedAndFresh(t *testing.T) {
+func TestConfirmsShareBarriersThatFollowTheCalls(t *testing.T) {
 	g := newGroup(t, 1)
 	n := g.form()
 	before := n.prop.commands.Load()

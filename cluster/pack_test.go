@@ -41,7 +41,7 @@ func TestPackedEntriesAreRestored(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, err := u.unpack([]byte(c.data)); err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("the error is %v", err)
+				t.Errorf("unpack returned error %v, want the error of this case", err)
 			}
 		})
 	}

@@ -43,7 +43,7 @@ func TestConcurrentProposalsGetTheirOwnResults(t *testing.T) {
 					return err
 				})
 				if len(res) != len(ids) {
-					t.Errorf("%v: %d results", ids, len(res))
+					t.Errorf("Propose of the commands %v returned %d results, want one for each command", ids, len(res))
 					return
 				}
 				view := leader.Store().View()
@@ -93,7 +93,7 @@ func TestCommandsOverTheLimitAreRefused(t *testing.T) {
 		t.Errorf("ten commands of 100 KiB made %d entries, want 5", used)
 	}
 	if r, err := n.Propose(context.Background()); err != nil || len(r) != 0 {
-		t.Errorf("nothing: %v, %v", r, err)
+		t.Errorf("Propose without commands returned %v, error %v; want no results and no error", r, err)
 	}
 }
 

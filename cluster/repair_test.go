@@ -170,14 +170,14 @@ func TestADamagedReplicaRepairsItself(t *testing.T) {
 	}{
 		{name: "a damaged byte of an entry"},
 		{name: "a damaged byte of an entry of the leader", leader: true},
-		{name: "with TLS", tls: true},
-		{name: "log replaced", damage: func(dir string) error {
+		{name: "a damaged byte of an entry, with TLS", tls: true},
+		{name: "a log file with other content", damage: func(dir string) error {
 			return os.WriteFile(logPath(dir), bytes.Repeat([]byte("nonsense"), 8192), 0o600)
 		}},
-		{name: "log truncated", damage: func(dir string) error { return os.Truncate(logPath(dir), 20000) }},
-		{name: "the term", damage: stable(keyTerm, 0x10)},
-		{name: "the replica id", damage: stable(keyReplicaID, 1)},
-		{name: "snapshot", snapshot: true, damage: func(dir string) error {
+		{name: "a truncated log", damage: func(dir string) error { return os.Truncate(logPath(dir), 20000) }},
+		{name: "a damaged term", damage: stable(keyTerm, 0x10)},
+		{name: "a damaged replica id", damage: stable(keyReplicaID, 1)},
+		{name: "damaged snapshots", snapshot: true, damage: func(dir string) error {
 			all, err := filepath.Glob(filepath.Join(dir, RaftDir, "snapshots", "*-*", "state.bin"))
 			for _, path := range all {
 				err = errors.Join(err, flip(path, nil))
@@ -247,11 +247,11 @@ func TestADamagedReplicaRepairsItself(t *testing.T) {
 			testbed.Until(t, "the events of the repair are recorded", func() bool { return len(eventsOf(back, fsm.EventReplicaRepaired)) == 1 })
 			e := eventsOf(back, fsm.EventReplicaDamaged)
 			if len(e) != 1 || e[0].Message != back.cfg.Name || detailOf(e[0], "previous") != old || detailOf(e[0], "aside") != kept[0] || !contains(detailOf(e[0], "damage"), ErrCorrupt.Error()) {
-				t.Errorf("events %+v", e)
+				t.Errorf("the events about the damage are %+v, want one that names the old id, the folder and the damage", e)
 			}
 			g.put("after", 1)
 			if again := asides(t, g.dirs[i]); len(again) != 1 {
-				t.Errorf("folders with damaged data: %v", again)
+				t.Errorf("the folders with damaged data are %v, want still one", again)
 			}
 		})
 	}
@@ -375,7 +375,7 @@ func TestAnInterruptedRepairIsTakenUpAgain(t *testing.T) {
 	}
 	g.hooks = nil
 	if note := loadNote(g.dirs[i]); note.Repair == nil || note.Repair.Of != old || note.Repair.As != "" {
-		t.Fatalf("note %+v", note)
+		t.Fatalf("peers.json has the content %+v, want the record of the begun repair", note)
 	}
 	if _, err := g.open(i); !errors.Is(err, ErrCorrupt) {
 		t.Fatalf("Open with damaged data returned %v, want ErrCorrupt", err)
@@ -419,7 +419,7 @@ func TestAnInterruptedRepairIsTakenUpAgain(t *testing.T) {
 		t.Error("the repaired replica must have the data of the cluster, but lacks it")
 	}
 	if kept := asides(t, g.dirs[i]); len(kept) != 1 {
-		t.Errorf("folders with damaged data: %v", kept)
+		t.Errorf("the folders with damaged data are %v, want one", kept)
 	}
 }
 
@@ -482,7 +482,7 @@ func TestARepairIsRefused(t *testing.T) {
 				t.Errorf("Repair returned %v, want ErrNoRepair with %q", err, c.want)
 			}
 			if after := asides(t, g.dirs[i]); len(after) != len(before) {
-				t.Errorf("folders with damaged data: %v", after)
+				t.Errorf("the folders with damaged data are %v, want as many as before", after)
 			}
 		})
 	}
@@ -547,7 +547,7 @@ func TestARepairWaits(t *testing.T) {
 		_ = r.ends(t)
 	})
 	if kept := asides(t, dir); len(kept) != 1 {
-		t.Errorf("folders with damaged data: %v", kept)
+		t.Errorf("the folders with damaged data are %v, want one", kept)
 	}
 	t.Run("Repair ends if somebody changed the data meanwhile", func(t *testing.T) {
 		g.hooks = func(_ int, h *hooks) { h.free = func(string) (uint64, error) { return 4096, nil } }
@@ -603,7 +603,7 @@ func TestTheMissingPartOfAQuorumIsNamed(t *testing.T) {
 		q, reached := others(c.others...)
 		err := q.lacks(reached)
 		if (err == nil) != (c.want == "") || err != nil && !contains(err.Error(), c.want) {
-			t.Errorf("%v: %v, want %q", c.others, err, c.want)
+			t.Errorf("with the other replicas %v, lacks returned %v, want %q", c.others, err, c.want)
 		}
 	}
 }

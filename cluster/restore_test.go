@@ -161,7 +161,7 @@ func TestASurvivorIsRecovered(t *testing.T) {
 		t.Fatal(err)
 	}
 	if look.ID != id || look.ClusterID != before.ClusterID || len(look.Servers) != 3 || len(look.Lost) != 2 {
-		t.Errorf("survivor %+v", look)
+		t.Errorf("Survey returned %+v, want the surviving replica, three servers and two lost replicas", look)
 	}
 	got, err := Recover(t.Context(), dir, "operator", leader.log)
 	if err != nil {
@@ -207,7 +207,7 @@ func TestCancelledRestoreChangesNothing(t *testing.T) {
 		return back(old)(present)
 	})
 	if !errors.Is(err, context.Canceled) || errors.Is(err, ErrUnknownOutcome) {
-		t.Errorf("got %v", err)
+		t.Errorf("a cancelled Restore returned %v, want only that its context was cancelled", err)
 	}
 	g.put("w", 2)
 	if got := n.Store().View().Info().Incarnation; got != before {

@@ -286,7 +286,7 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 		b := begin(t)
 		resp, err := b.installs(term-1, entryID{snapshot, term}, emptyState(t))
 		if err != nil || resp.Success || resp.Term != term {
-			t.Errorf("answered %+v, %v", resp, err)
+			t.Errorf("the snapshot of a former leader was answered with %+v, error %v; want a refusal with the present term", resp, err)
 		}
 		stays(b)
 	})
@@ -294,14 +294,14 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 		b := begin(t)
 		resp, err := b.installs(term+1, entryID{snapshot, term}, emptyState(t))
 		if err != nil || !resp.Success || resp.Term != term+1 {
-			t.Errorf("answered %+v, %v", resp, err)
+			t.Errorf("the snapshot of a new leader was answered with %+v, error %v; want success with its term", resp, err)
 		}
 		stays(b)
 	})
 	t.Run("a snapshot that ends before the log", func(t *testing.T) {
 		b := begin(t)
 		if _, err := b.installs(term, entryID{snapshot - 9, term}, emptyState(t)); err == nil || !strings.Contains(err.Error(), "is behind the state") {
-			t.Errorf("answered %v", err)
+			t.Errorf("the older snapshot was answered with error %v, want that it is behind the state", err)
 		}
 		stays(b)
 		b.from.trans.CloseStreams()
@@ -354,7 +354,7 @@ func TestConflictingEntriesAreRemovedAtTheStart(t *testing.T) {
 					t.Fatal(err)
 				}
 				if first, upto, err := s.ends(); err != nil || first != c.first || upto != c.upto {
-					t.Errorf("entries %d to %d remain (%v), want %d to %d", first, upto, err, c.first, c.upto)
+					t.Errorf("log entries %d to %d remain (error %v), want %d to %d", first, upto, err, c.first, c.upto)
 				}
 			}
 		})
@@ -458,7 +458,7 @@ func TestContradictingEntriesAreRemovedBeforeRaftStarts(t *testing.T) {
 				t.Fatal(err)
 			}
 			if first, upto, err := s.ends(); err != nil || first != c.first || upto != c.upto {
-				t.Errorf("entries %d to %d remain (%v), want %d to %d", first, upto, err, c.first, c.upto)
+				t.Errorf("log entries %d to %d remain (error %v), want %d to %d", first, upto, err, c.first, c.upto)
 			}
 		})
 	}

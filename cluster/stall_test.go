@@ -278,10 +278,10 @@ func TestCloseWithAHangingDiskEndsSoon(t *testing.T) {
 			began := time.Now()
 			err := leader.Close()
 			if took := time.Since(began); took > 5*time.Second {
-				t.Errorf("Close took %s", took)
+				t.Errorf("Close of a replica with a hanging disk took %s, want at most 5 s", took)
 			}
 			if !errors.Is(err, errStalled) {
-				t.Errorf("closed with %v", err)
+				t.Errorf("Close of a replica with a hanging disk returned %v, want errStalled", err)
 			}
 			disks[i].work()
 		})
@@ -432,7 +432,7 @@ func TestLeadershipGoesToAFasterVoter(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := fasterVoter(c.own, c.others); got != c.want {
-				t.Errorf("got %q, want %q", got, c.want)
+				t.Errorf("fasterVoter returned %q, want %q", got, c.want)
 			}
 		})
 	}
@@ -469,7 +469,7 @@ func TestTheStallThresholdFollowsTheUsualDuration(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := stallThreshold(time.Second, c.slowest, c.stops); got != c.want {
-				t.Errorf("got %s, want %s", got, c.want)
+				t.Errorf("the stall threshold is %s, want %s", got, c.want)
 			}
 		})
 	}
@@ -496,13 +496,13 @@ func TestDiskWatchMeasuresWrites(t *testing.T) {
 		d.finish(uint64(k), now.Add(-took*time.Millisecond), now)
 	}
 	if got := d.slowest(at.Add(30 * time.Second)); got != 900*time.Millisecond {
-		t.Errorf("slowest is %s", got)
+		t.Errorf("the slowest write of the last minute is %s, want 900 ms", got)
 	}
 	if got := d.slowest(at.Add(80 * time.Second)); got != 0 {
 		t.Errorf("after a minute without writes the slowest write must be 0, but is %s", got)
 	}
 	if got := d.typical(); got < 4*time.Millisecond || got > 100*time.Millisecond {
-		t.Errorf("typical is %s", got)
+		t.Errorf("the usual duration of a write is %s, want 4 to 100 ms", got)
 	}
 }
 

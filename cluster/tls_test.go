@@ -45,7 +45,7 @@ func TestReplicasRequireMutualTLS(t *testing.T) {
 			_, err = conn.Read(make([]byte, 1))
 		}
 		if err == nil || !contains(err.Error(), "remote error: tls") {
-			t.Errorf("got %v", err)
+			t.Errorf("the connection with an agent's certificate ended with %v, want a TLS error of the replica", err)
 		}
 	})
 	t.Run("a replica without TLS is refused", func(t *testing.T) {

@@ -228,7 +228,7 @@ func TestSampleEnvDescribesASetting(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(dotenv.String(), "# control API port (a whole number from 1 to 65535)\n#GRPC_PORT=8085\n") {
-		t.Errorf("sample:\n%s", dotenv.String())
+		t.Errorf("the sample must describe GRPC_PORT with its default, but is:\n%s", dotenv.String())
 	}
 }
 
@@ -278,7 +278,7 @@ func TestMissingRequiredSettingsAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := l.Load(Sources{Environ: env("NAME=  ")}); err == nil || !strings.Contains(err.Error(), "NAME: must be set (who)") {
-		t.Errorf("got %v", err)
+		t.Errorf("Load without the required setting returned %v, want an error that names NAME", err)
 	}
 }
 
@@ -380,7 +380,7 @@ func TestDefaultsIgnoreTheEnvironment(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.Port != 8085 || !s.Enabled || s.Every != 5*time.Second || s.Level != "info" || s.Nested.Depth != 3 || s.Token != "" {
-		t.Errorf("got %+v", s)
+		t.Errorf("Defaults set %+v, want only the defaults, without the environment", s)
 	}
 	if Defaults(s) == nil {
 		t.Error("Defaults must refuse a struct that is not a pointer, but accepted it")

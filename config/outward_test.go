@@ -31,7 +31,7 @@ func TestOnlyWayAvoidsUnusableInterfaces(t *testing.T) {
 		{"an interface that is down comes first", []link{at("eth0", "down", "10.0.0.7"), at("eth1", "up", "10.1.0.7")}, "10.1.0.7"},
 		{"two interfaces lead to other machines", []link{at("eth0", "up", "10.0.0.7"), at("eth1", "up", "10.1.0.7")}, "!several|eth0 (10.0.0.7)|eth1 (10.1.0.7)"},
 		{"only a bridge and an interface that is down", []link{lo, at("docker0", "inside", "172.17.0.1"), at("eth0", "down", "10.0.0.7")}, "!docker0 (172.17.0.1) leads only to containers|eth0 (10.0.0.7) is down"},
-		{"nothing", []link{lo}, "!no interface has an address"},
+		{"only the loopback interface", []link{lo}, "!no interface has an address"},
 		{"a link-local address alone", []link{at("eth0", "up", "fe80::1", "169.254.0.1")}, "!no interface has an address"},
 	} {
 		ip, err := onlyWay(tt.links)

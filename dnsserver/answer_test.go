@@ -368,7 +368,7 @@ func TestAnswersToQuestions(t *testing.T) {
 				t.Errorf("the answer has rcode %s, want %s", dns.RcodeToString[m.Rcode], dns.RcodeToString[c.rcode])
 			}
 			if m.Id != 4711 || !m.Response || m.RecursionAvailable || m.Authoritative == c.foreign || m.Truncated != c.truncated {
-				t.Errorf("the answer has header %+v", m.MsgHdr)
+				t.Errorf("the answer has header %+v, want the id of the query and the flags of this case", m.MsgHdr)
 			}
 			var authority string
 			if c.negative != "" {
@@ -386,7 +386,7 @@ func TestAnswersToQuestions(t *testing.T) {
 			opt := m.IsEdns0()
 			asked := new(dns.Msg)
 			if asked.Unpack(ask) == nil && (opt != nil) != (asked.IsEdns0() != nil) {
-				t.Errorf("EDNS in the answer: %v", opt)
+				t.Errorf("the answer has the EDNS record %v, want one exactly if the query has one", opt)
 			}
 		})
 	}
@@ -412,11 +412,11 @@ func TestAnswersPreserveQuestionCase(t *testing.T) {
 	const asked = "WeB.dEfAuLt.WoRkLoAdS.pErSyS.LoCaL."
 	m := reply(t, w.zone(Hints{}), question(asked+" A"), Ask{})
 	if len(m.Answer) != 1 || m.Question[0].Name != asked || m.Answer[0].Header().Name != asked {
-		t.Errorf("the answer is %v", m)
+		t.Errorf("the answer is %v, want the case of the question in its names", m)
 	}
 	m = reply(t, w.zone(Hints{}), question("nO."+asked+" A"), Ask{})
 	if m.Rcode != dns.RcodeNameError || m.Question[0].Name != "nO."+asked || m.Ns[0].Header().Name != "pErSyS.LoCaL." {
-		t.Errorf("the answer is %v", m)
+		t.Errorf("the negative answer is %v, want the case of the question in its names", m)
 	}
 }
 
@@ -427,11 +427,11 @@ func TestFlagsInAnswer(t *testing.T) {
 		m.SetEdns0(4096, true)
 	}), Ask{Recursive: true})
 	if !m.RecursionDesired || !m.CheckingDisabled || m.AuthenticatedData || !m.RecursionAvailable || !m.IsEdns0().Do() || m.IsEdns0().UDPSize() != maxUDP {
-		t.Errorf("the answer is %v", m)
+		t.Errorf("the answer is %v, want the flags RD, CD, RA and DO, and not AD", m)
 	}
 	m = reply(t, z, question("persys.local. SOA", func(m *dns.Msg) { m.RecursionDesired = false }), Ask{})
 	if m.RecursionDesired || m.CheckingDisabled || m.RecursionAvailable {
-		t.Errorf("the answer is %v", m)
+		t.Errorf("the answer is %v, want none of the flags RD, CD and RA", m)
 	}
 }
 

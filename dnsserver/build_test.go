@@ -271,7 +271,7 @@ func TestAdditionalRecordsAreDroppedWithoutTC(t *testing.T) {
 	}
 }
 
-func TestLargeGroupIsCut(t *testing.T) {
+func TestAnswersListAtMostMaxPerAnswerRecords(t *testing.T) {
 	z := crowd(t, maxPerAnswer+8).zone(Hints{})
 	for _, q := range []string{"api.default.workloads.persys.local. A", "_80._tcp.api.default.workloads.persys.local. SRV"} {
 		m := reply(t, z, question(q), Ask{TCP: true})
@@ -392,7 +392,7 @@ func FuzzAnswer(f *testing.F) {
 			t.Fatalf("Answer returned the malformed message %x: %v", got, err)
 		}
 		if !m.Response || got[0] != packet[0] || got[1] != packet[1] || !tcp && len(got) > maxUDP {
-			t.Fatalf("Answer returned %v", m)
+			t.Fatalf("Answer returned %v, want a response with the id of the query and of allowed size", m)
 		}
 		if short := new(reader).slipped(nil, packet); len(short) > 0 && new(dns.Msg).Unpack(short) != nil {
 			t.Fatalf("the empty answer to a client over its rate limit is malformed: %x", short)

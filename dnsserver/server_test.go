@@ -57,7 +57,7 @@ func serve(t testing.TB, w *world, opt Options) *running {
 		select {
 		case err := <-done:
 			if err != nil {
-				t.Errorf("Run returned %v", err)
+				t.Errorf("Run of the DNS server returned %v, want nil", err)
 			}
 		case <-time.After(patience):
 			t.Error("Run did not end")
@@ -149,7 +149,7 @@ func TestAnswersRotate(t *testing.T) {
 	for range 64 {
 		m := exchangeWith(t, "udp", r.addr, question("api.default.workloads.persys.local. A"))
 		if len(m.Answer) != 4 {
-			t.Fatalf("the reply has %d answers", len(m.Answer))
+			t.Fatalf("the reply has %d answers, want 4", len(m.Answer))
 		}
 		first[m.Answer[0].String()] = true
 	}
@@ -174,7 +174,7 @@ func TestServerAnswersDig(t *testing.T) {
 		return string(out)
 	}
 	if out := ask("+short", "srv", "_persys-scheduler._tcp.persys.local"); strings.Count(out, "persys-scheduler.persys.local.\n") != 3 {
-		t.Errorf("dig shows SRV records %s", out)
+		t.Errorf("dig shows the SRV records %s, want those of three schedulers", out)
 	}
 	// The answer is truncated, because it does not fit into a UDP packet. The program dig then repeats the query over
 	// TCP and must get all addresses.
@@ -182,7 +182,7 @@ func TestServerAnswersDig(t *testing.T) {
 		t.Errorf("dig over TCP does not show all 60 addresses: %s", out)
 	}
 	if out := ask("+short", "-x", "10.1.0.1"); out != "n1.default.agents.persys.cloud.\n" {
-		t.Errorf("dig shows PTR record %q", out)
+		t.Errorf("dig shows the PTR record %q, want that of node n1", out)
 	}
 	for args, want := range map[string]string{
 		"a nobody.persys.local":               "status: NXDOMAIN",
@@ -364,7 +364,7 @@ func TestForgedUpstreamAnswersAreRejected(t *testing.T) {
 		"an answer with another id":     {reply(func(b []byte) []byte { b[0]++; return b }), false},
 		"an answer to another question": {reply(func(b []byte) []byte { b[13]++; return b }), false},
 		"a query as the answer":         {reply(func(b []byte) []byte { b[2] &^= 0x80; return b }), false},
-		"nothing":                       {nil, false},
+		"an empty answer":               {nil, false},
 		"an answer that is cut off":     {reply(func(b []byte) []byte { return b[:14] }), false},
 	} {
 		if got := answers(c.reply, ask, 4711); got != c.want {

@@ -41,12 +41,12 @@ func TestRulesAcceptAndRefuse(t *testing.T) {
 	} {
 		for _, v := range c.good {
 			if rule := c.rule(v); rule != "" {
-				t.Errorf("%s refuses %q: %s", name, v, rule)
+				t.Errorf("rule %s refuses the valid value %q: %s", name, v, rule)
 			}
 		}
 		for _, v := range c.bad {
 			if c.rule(v) == "" {
-				t.Errorf("%s accepts %q", name, v)
+				t.Errorf("rule %s accepts the invalid value %q", name, v)
 			}
 		}
 	}
@@ -97,7 +97,7 @@ func TestRulesOfNumbers(t *testing.T) {
 func TestGuestMACDependsOnClusterWorkloadAndCard(t *testing.T) {
 	first := GuestMAC("c", "web", 0)
 	if rule := MAC(first); rule != "" {
-		t.Errorf("%s %s", first, rule)
+		t.Errorf("GuestMAC returned %s, which breaks the rule of MAC addresses: %s", first, rule)
 	}
 	if first != GuestMAC("c", "web", 0) || first == GuestMAC("c", "web", 1) || first == GuestMAC("d", "web", 0) || first == GuestMAC("c", "api", 0) {
 		t.Errorf("the address %s must depend on cluster, workload and card, and on nothing else", first)

@@ -85,14 +85,14 @@ func TestModeFor(t *testing.T) {
 		want  fsm.Mode
 	}{
 		{"the mirror is starting", Starting, required, ""},
-		{"healthy", Healthy, required, fsm.ModeNormal},
+		{"a healthy mirror means normal", Healthy, required, fsm.ModeNormal},
 		{"endpoints unset, never attached: unreachable does not change the mode", Unreachable, none, fsm.ModeNormal},
 		{"endpoints unset, never attached: failing does not change the mode", Failing, none, fsm.ModeNormal},
 		{"endpoints set: unreachable means degraded from the first boot", Unreachable, required, fsm.ModeDegraded},
 		{"endpoints set: failing means degraded", Failing, required, fsm.ModeDegraded},
 		{"attached: unreachable means degraded", Unreachable, attached, fsm.ModeDegraded},
 		{"attached: failing means degraded", Failing, attached, fsm.ModeDegraded},
-		{"emptied", Emptied, attached, fsm.ModeRecovery},
+		{"the attached etcd has lost its data", Emptied, attached, fsm.ModeRecovery},
 		{"another etcd than the attached one answers", Other, attached, fsm.ModeDegraded},
 		{"foreign data and an empty state", Foreign, virgin, fsm.ModeRecovery},
 		{"foreign data, endpoints set", Foreign, required, fsm.ModeRecovery},

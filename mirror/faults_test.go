@@ -288,7 +288,7 @@ func TestAnotherEtcdIsNotWritten(t *testing.T) {
 	r := c.start(e.client, quick)
 	r.awaitState(Other)
 	if err := r.Restore(t.Context()); !errors.Is(err, ErrOtherEtcd) || !strings.Contains(err.Error(), "attached to bad") || !strings.Contains(err.Error(), "persysctl mirror detach") {
-		t.Errorf("Restore returned %v", err)
+		t.Errorf("Restore returned %v, want ErrOtherEtcd with the attached id and the command to detach", err)
 	}
 	if all, err := e.contents("/"); err != nil || len(all) > 0 {
 		t.Errorf("the mirror wrote to another etcd: %v %v", all, err)
@@ -360,7 +360,7 @@ func TestRestoreNeedsTheWriter(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := m.Restore(t.Context()); !errors.Is(err, errNotRunning) {
-		t.Errorf("Restore returned %v", err)
+		t.Errorf("Restore returned %v, want errNotRunning", err)
 	}
 }
 
@@ -403,7 +403,7 @@ func TestRestoreEndsWithTheLeadershipTerm(t *testing.T) {
 				synctest.Wait()
 				r.stop()
 				if err := <-done; !errors.Is(err, errNotRunning) {
-					t.Errorf("Restore returned %v", err)
+					t.Errorf("Restore returned %v, want errNotRunning", err)
 				}
 			})
 		})

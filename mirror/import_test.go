@@ -70,11 +70,11 @@ func TestImportLegacyEtcd(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(problems) != 1 || problems[0].Key != "/workloads/whole" || !strings.Contains(problems[0].Reason, "vm: is missing") {
-		t.Errorf("the import has problems %v", problems)
+		t.Errorf("the import has problems %v, want one about the record of workload whole", problems)
 	}
 	n, _ := s.Node("n1")
 	if n == nil || !n.Up || n.Facts.CPU != 4000 || n.Facts.Memory != 8192 || n.Facts.Endpoint != "10.0.0.1:50051" || !slices.Equal(n.Facts.Types, []string{"container"}) || len(n.Facts.Labels) != 0 {
-		t.Errorf("the imported node is %+v", n)
+		t.Errorf("the imported node is %+v, want the facts in the record of n1", n)
 	}
 	w, _ := s.Workload("split")
 	if w == nil || w.Node != "n1" || w.Status != fsm.StatusRunning || !w.Acknowledged || w.Content != "c1:nginx:1" || w.CallerRevision != "abc" || w.Retry.Attempts != 2 {
@@ -95,7 +95,7 @@ func TestImportLegacyEtcd(t *testing.T) {
 		}
 	}
 	if w, _ := s.Workload("unplaced"); w == nil || w.Status != fsm.StatusPending {
-		t.Errorf("the unplaced workload is %+v", w)
+		t.Errorf("the unplaced workload was imported as %+v, want it pending", w)
 	}
 	if w, _ := s.Workload("going"); w == nil || w.Desired != fsm.DesiredDeleted {
 		t.Errorf("the workload that is being deleted was imported as %+v, want desired state Deleted", w)
@@ -154,7 +154,7 @@ func TestImportReportsUnusableRecords(t *testing.T) {
 	if s, problems, err := up.State(here, plain); err != nil || len(problems) > 0 {
 		t.Error(err, problems)
 	} else if w, _ := s.Workload("a"); w.Status != fsm.StatusRunning || w.Retry.Attempts != 5 {
-		t.Errorf("the imported workload is %+v", w)
+		t.Errorf("the imported workload is %+v, want it running with 5 attempts", w)
 	}
 	// A workload whose node has no record is imported as pending, without a node.
 	s, problems, err := (&Imported{Workloads: []Workload{{ID: "a", AssignedNode: "lost", Status: "Running"}}}).State(here, plain)

@@ -404,7 +404,7 @@ func TestRunReturnsTheCause(t *testing.T) {
 		r := newCluster(t, "c1").start(e.client, Options{Prefix: "x"})
 		r.awaitState(Healthy)
 		if err := r.stop(); !errors.Is(err, context.Canceled) {
-			t.Errorf("Run returned %v", err)
+			t.Errorf("Run returned %v, want that its context was cancelled", err)
 		}
 		// A new leadership term must begin with the state Starting, not with the health that the
 		// previous term found.
@@ -418,7 +418,7 @@ func TestRunReturnsTheCause(t *testing.T) {
 		r.awaitState(Healthy)
 		c.st.Close()
 		if err := <-r.done; !errors.Is(err, store.ErrClosed) {
-			t.Errorf("Run returned %v", err)
+			t.Errorf("Run returned %v, want ErrClosed", err)
 		} else {
 			r.done <- err
 		}
@@ -427,7 +427,7 @@ func TestRunReturnsTheCause(t *testing.T) {
 		r := newCluster(t, "c1").start(e.client, Options{Prefix: "z"})
 		r.awaitState(Healthy)
 		if err := r.Run(t.Context(), r.c.epoch()); !errors.Is(err, errRunning) {
-			t.Errorf("Run returned %v", err)
+			t.Errorf("the second Run returned %v, want errRunning", err)
 		}
 	})
 }

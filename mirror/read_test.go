@@ -49,7 +49,7 @@ func TestReadLegacyEtcd(t *testing.T) {
 				t.Errorf("records of a legacy v1 peer count as records of this mirror: %q %v", got.Cluster, got.Complete)
 			}
 			if len(got.Nodes) != 1 || got.Nodes[0].Status != "Ready" || got.Nodes[0].LastHeartbeat.Nanosecond() != 123456789 {
-				t.Errorf("the read nodes are %+v", got.Nodes)
+				t.Errorf("Read returned the nodes %+v, want one that is Ready, with its last heartbeat", got.Nodes)
 			}
 			var ids []string
 			for _, w := range got.Workloads {
@@ -69,13 +69,13 @@ func TestReadLegacyEtcd(t *testing.T) {
 				t.Errorf("Read returned %v and %v as the times of creation, want 2025-01-01 for both", split.CreatedAt, whole.CreatedAt)
 			}
 			if len(got.Assignments) != 1 || got.Assignments[0].Reason != "failover" {
-				t.Errorf("the read assignments are %+v", got.Assignments)
+				t.Errorf("Read returned the assignments %+v, want one with the reason failover", got.Assignments)
 			}
 			if got.Events != 1 || got.Drifts != 1 {
 				t.Errorf("Read counted %d events and %d drifts, want one of each", got.Events, got.Drifts)
 			}
 			if len(got.Problems) != 2 || got.Problems[0].Key != prefix+"/workloads-status/orphan" || got.Problems[1].Key != prefix+"/workloads/broken" {
-				t.Errorf("Read returned problems %+v", got.Problems)
+				t.Errorf("Read returned problems %+v, want those of workloads orphan and broken", got.Problems)
 			}
 		})
 	}

@@ -242,7 +242,7 @@ func TestSectionsAreSorted(t *testing.T) {
 			for kv := range s.all {
 				keys = append(keys, kv.Key)
 				if !strings.HasPrefix(kv.Key, s.dir) {
-					t.Errorf("the key %s is listed under %s", kv.Key, s.dir)
+					t.Errorf("the key %s must not be in the section of directory %s", kv.Key, s.dir)
 				}
 			}
 			if !slices.IsSorted(keys) {
@@ -302,8 +302,8 @@ func TestRecordShowsTheResultOfTheOrder(t *testing.T) {
 		w    fsm.Workload
 		want map[string]any
 	}{
-		{"ordered", fsm.Workload{Node: "node-a"}, nil},
-		{"accepted", fsm.Workload{Node: "node-a", Acknowledged: true}, map[string]any{"admitted_on_node": "node-a"}},
+		{"the node has not accepted the order yet", fsm.Workload{Node: "node-a"}, nil},
+		{"the node has accepted the order", fsm.Workload{Node: "node-a", Acknowledged: true}, map[string]any{"admitted_on_node": "node-a"}},
 		{"the order could not be dispatched", fsm.Workload{Node: "node-a", Reason: fsm.Reason{Code: fsm.CodeDispatchFailed, Message: "connection refused"}},
 			map[string]any{"dispatch_failed": "connection refused"}},
 	} {

@@ -206,8 +206,8 @@ func TestAutoscaleSettles(t *testing.T) {
 	}{
 		{"a member that was starting", func(m *ScaleMember) { m.State = ScaleStarting }},
 		{"a member that was unhealthy", func(m *ScaleMember) { m.State, m.CPU = ScaleUnhealthy, 0 }},
-		{"another order", func(m *ScaleMember) { m.Order.Sequence++ }},
-		{"another instance", func(m *ScaleMember) { m.Restarts++ }},
+		{"a member with a new order", func(m *ScaleMember) { m.Order.Sequence++ }},
+		{"a member whose instance was replaced", func(m *ScaleMember) { m.Restarts++ }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := &scaling{t: t}
@@ -241,25 +241,25 @@ func TestScaleStateOf(t *testing.T) {
 		change func(w *fsm.Workload, a *fsm.Observation)
 		want   ScaleState
 	}{
-		{"runs", fsm.StatusRunning, nil, ScaleReady},
-		{"runs after an apply", fsm.StatusRunning, func(w *fsm.Workload, _ *fsm.Observation) { w.UpdatedAt = now }, ScaleReady},
-		{"healthy", fsm.StatusRunning, func(_ *fsm.Workload, a *fsm.Observation) { a.Health = fsm.Healthy }, ScaleReady},
-		{"an order of a moment ago", fsm.StatusRunning, func(w *fsm.Workload, _ *fsm.Observation) { w.AssignedAt = ago(14 * time.Second) }, ScaleStarting},
-		{"accepted a moment ago", fsm.StatusRunning, func(w *fsm.Workload, _ *fsm.Observation) { w.AcknowledgedAt = ago(14 * time.Second) }, ScaleStarting},
-		{"unhealthy", fsm.StatusRunning, func(_ *fsm.Workload, a *fsm.Observation) { a.Health = fsm.Unhealthy }, ScaleUnhealthy},
-		{"no node", fsm.StatusPending, func(w *fsm.Workload, _ *fsm.Observation) { w.Node = "" }, ScaleAbsent},
-		{"a new one without a node", fsm.StatusPending, func(w *fsm.Workload, _ *fsm.Observation) { w.Node, w.CreatedAt = "", now }, ScaleAbsent},
-		{"the node is lost", fsm.StatusUnknown, nil, ScaleAbsent},
-		{"given up", fsm.StatusFailed, nil, ScaleFailed},
-		{"waits for a retry", fsm.StatusRetryPending, func(w *fsm.Workload, _ *fsm.Observation) { w.Retry.Attempts = 1 }, ScaleFailed},
-		{"a retry of a moment ago", fsm.StatusScheduled, func(w *fsm.Workload, _ *fsm.Observation) { w.Retry.Attempts, w.AssignedAt = 1, now }, ScaleFailed},
-		{"a new one that fails", fsm.StatusFailed, func(w *fsm.Workload, _ *fsm.Observation) { w.CreatedAt = ago(4 * time.Minute) }, ScaleStarting},
-		{"a new one", fsm.StatusPending, func(w *fsm.Workload, _ *fsm.Observation) { w.CreatedAt = ago(time.Minute) }, ScaleStarting},
-		{"moved a minute ago", fsm.StatusPending, func(w *fsm.Workload, _ *fsm.Observation) { w.AssignedAt = ago(time.Minute) }, ScaleStarting},
-		{"health checks begin", fsm.StatusRunning, func(w *fsm.Workload, a *fsm.Observation) {
+		{"a member that has run for long", fsm.StatusRunning, nil, ScaleReady},
+		{"a running member after an apply that changes no order", fsm.StatusRunning, func(w *fsm.Workload, _ *fsm.Observation) { w.UpdatedAt = now }, ScaleReady},
+		{"a healthy member", fsm.StatusRunning, func(_ *fsm.Workload, a *fsm.Observation) { a.Health = fsm.Healthy }, ScaleReady},
+		{"a running member that was ordered a moment ago", fsm.StatusRunning, func(w *fsm.Workload, _ *fsm.Observation) { w.AssignedAt = ago(14 * time.Second) }, ScaleStarting},
+		{"a running member whose order was accepted a moment ago", fsm.StatusRunning, func(w *fsm.Workload, _ *fsm.Observation) { w.AcknowledgedAt = ago(14 * time.Second) }, ScaleStarting},
+		{"an unhealthy member", fsm.StatusRunning, func(_ *fsm.Workload, a *fsm.Observation) { a.Health = fsm.Unhealthy }, ScaleUnhealthy},
+		{"a member without a node", fsm.StatusPending, func(w *fsm.Workload, _ *fsm.Observation) { w.Node = "" }, ScaleAbsent},
+		{"a new member without a node", fsm.StatusPending, func(w *fsm.Workload, _ *fsm.Observation) { w.Node, w.CreatedAt = "", now }, ScaleAbsent},
+		{"a member on a lost node", fsm.StatusUnknown, nil, ScaleAbsent},
+		{"a member that was given up", fsm.StatusFailed, nil, ScaleFailed},
+		{"a member that waits for a retry", fsm.StatusRetryPending, func(w *fsm.Workload, _ *fsm.Observation) { w.Retry.Attempts = 1 }, ScaleFailed},
+		{"a failed member that was ordered again a moment ago", fsm.StatusScheduled, func(w *fsm.Workload, _ *fsm.Observation) { w.Retry.Attempts, w.AssignedAt = 1, now }, ScaleFailed},
+		{"a new member that fails", fsm.StatusFailed, func(w *fsm.Workload, _ *fsm.Observation) { w.CreatedAt = ago(4 * time.Minute) }, ScaleStarting},
+		{"a new member that is pending", fsm.StatusPending, func(w *fsm.Workload, _ *fsm.Observation) { w.CreatedAt = ago(time.Minute) }, ScaleStarting},
+		{"a member that was moved a minute ago", fsm.StatusPending, func(w *fsm.Workload, _ *fsm.Observation) { w.AssignedAt = ago(time.Minute) }, ScaleStarting},
+		{"a member whose health checks have just begun", fsm.StatusRunning, func(w *fsm.Workload, a *fsm.Observation) {
 			w.AssignedAt, a.Health = ago(time.Minute), fsm.HealthStarting
 		}, ScaleStarting},
-		{"starting for too long", fsm.StatusPending, nil, ScaleAbsent},
+		{"a member that has been pending for too long", fsm.StatusPending, nil, ScaleAbsent},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := &fsm.Observation{}

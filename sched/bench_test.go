@@ -147,7 +147,7 @@ func BenchmarkStepConverged100k(b *testing.B) {
 	for b.Loop() {
 		s := Next(World{State: w.state, Changes: change, Live: quiet{}, Now: w.now, Epoch: w.state.Info().Epoch(), Tuning: w.tuning}, w.cache)
 		if len(s.Commands)+len(s.Orders) > 0 {
-			b.Fatal("not converged")
+			b.Fatal("the step must propose nothing in a converged world, but proposes something")
 		}
 	}
 }

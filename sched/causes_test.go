@@ -79,7 +79,7 @@ func TestRetriesByCause(t *testing.T) {
 			}
 			pass(3600 * second)
 			if got := w.get("web"); got.Generation != generation || got.Retry.Attempts != 0 || got.Reason.Code != fsm.CodeWorking || got.Reason.Message != "pulling app: 1 of 9 GB" {
-				t.Fatalf("%+v %+v", got.Retry, got.Reason)
+				t.Fatalf("while the agent works on the order, the retry is %+v and the reason %+v; want no failed attempts and the reason that the agent reports", got.Retry, got.Reason)
 			}
 			// The agent no longer reports that it works on the order. The deadline of the order begins now.
 			works("", "restarting")
@@ -89,7 +89,7 @@ func TestRetriesByCause(t *testing.T) {
 			}
 			pass(20 * second)
 			if got := w.get("web"); got.Retry.Attempts != 1 {
-				t.Fatalf("not late: %+v %+v", got.Retry, got.Reason)
+				t.Fatalf("after the deadline one attempt must count as failed, but the retry is %+v and the reason %+v", got.Retry, got.Reason)
 			}
 		})
 	}

@@ -10,11 +10,11 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// TestRandomChangesTakeNothingDown: if a user changes a workload so that it fits on no node, the
+// TestRandomChangesStopNoRunningWorkload: if a user changes a workload so that it fits on no node, the
 // workload keeps running unchanged. All workloads that ran before random changes of their demands
 // run afterwards, with the old or the new demand. A workload stays on its node if the node has room
 // for the new demand in place of the old one.
-func TestRandomChangesTakeNothingDown(t *testing.T) {
+func TestRandomChangesStopNoRunningWorkload(t *testing.T) {
 	types := []string{"container", "compose", "vm"}
 	rapid.Check(t, func(rt *rapid.T) {
 		w := newWorld(rt)

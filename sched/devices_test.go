@@ -46,7 +46,7 @@ func TestDevicesAreReserved(t *testing.T) {
 		at(t, w, "two", "a")
 		at(t, w, "more", "")
 		if got := w.get("more").Reason.Message; got != "0/3 nodes fit: 3 device gpu" {
-			t.Errorf("the reason is %q", got)
+			t.Errorf("the reason is %q, want that all three nodes lack devices", got)
 		}
 		var all []string
 		for _, n := range Explain(w.state, w.get("more"), w.tuning).Nodes {
@@ -69,7 +69,7 @@ func TestDevicesAreReserved(t *testing.T) {
 		w.settle()
 		at(t, w, "named", "")
 		if got := w.get("named").Reason.Message; got != "0/1 nodes fit: 1 device gpu" {
-			t.Errorf("the reason is %q", got)
+			t.Errorf("the reason is %q, want that the node has no such device", got)
 		}
 		w.node("b", withDevices("gpu", 1))
 		w.apply("holder", wantsDevices("gpu", 1))

@@ -220,7 +220,7 @@ func TestDriftsAreRecordedAndClosed(t *testing.T) {
 			t.Fatalf("the comparison after the difference ended records %v, want that it closes the drift", c)
 		}
 		if n := w.state.DriftCount(); n != 0 {
-			t.Fatalf("%d drifts are open", n)
+			t.Fatalf("%d drifts are open after the difference ended, want none", n)
 		}
 	})
 	t.Run("a missing workload stays on record while it is retried", func(t *testing.T) {
@@ -243,12 +243,12 @@ func TestDriftsAreRecordedAndClosed(t *testing.T) {
 		web.Adopted = "rev-9"
 		c := Drifts(adopted{w.state, &web}, "a", []Difference{{Workload: "web", Type: fsm.DriftRevision, Scheduler: "rev-9", Agent: "rev-7"}}, w.now)
 		if len(c.GetAdoptions()) != 1 || c.GetAdoptions()[0].GetRevision() != "rev-7" || len(c.GetOpen())+len(c.GetRepairs()) != 0 {
-			t.Fatalf("%v", c)
+			t.Fatalf("Drifts returned %v, want only the adoption of revision rev-7", c)
 		}
 		web.Restarts = 1 // since then, a person has requested a restart
 		c = Drifts(adopted{w.state, &web}, "a", []Difference{{Workload: "web", Type: fsm.DriftRevision, Scheduler: web.Revision(), Agent: "rev-7"}}, w.now)
 		if len(c.GetAdoptions()) != 0 || len(c.GetRepairs()) != 1 {
-			t.Fatalf("after a restart: %v", c)
+			t.Fatalf("after a requested restart Drifts returned %v, want a repair and no adoption", c)
 		}
 	})
 	t.Run("a workload with another revision is ordered again with growing pauses", func(t *testing.T) {
@@ -286,7 +286,7 @@ func TestDriftsAreRecordedAndClosed(t *testing.T) {
 		}
 		s := w.plan()
 		if len(s.Orders) != 1 || s.Orders[0].Op != OpDelete || s.Orders[0].Workload != "ghost" {
-			t.Fatalf("the orders are %+v", s.Orders)
+			t.Fatalf("the orders are %+v, want only the order to delete ghost", s.Orders)
 		}
 		w.sent[s.Orders[0]] = true
 		w.answer()

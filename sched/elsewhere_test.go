@@ -103,7 +103,7 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 				t.Fatalf("the generation is %v, the reason %+v, want the same order and the reason that the agent reports", x.Generation, x.Reason)
 			}
 			if e := Explain(w.state, x, w.tuning); e.Moves != "it stays on node a and is tried there again: no other node takes it" {
-				t.Errorf("why says %q", e.Moves)
+				t.Errorf("why says %q, want that it is tried again on node a", e.Moves)
 			}
 			w.cordon("b", false)
 			w.settle()
@@ -116,7 +116,7 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 			w.at(t, "web", "b")
 			x := w.get("web")
 			if e := Explain(w.state, x, w.tuning); len(x.FailedOn) != 1 || !strings.HasSuffix(e.Moves, "no other node takes it; it left node a at 2023-11-14 22:13 UTC (STORAGE_FULL: it does not work here)") {
-				t.Errorf("it left %+v, and why says %q", x.FailedOn, e.Moves)
+				t.Errorf("the workload left the nodes %+v, and why says %q, want one node, and that no other node takes the workload", x.FailedOn, e.Moves)
 			}
 			w.pass(2500 * second)
 			if x := w.get("web"); len(x.FailedOn) != 3 {
@@ -142,7 +142,7 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 			w.pass(600 * second)
 			w.at(t, "web", "a")
 			if e := Explain(w.state, w.get("web"), w.tuning); !strings.Contains(e.Moves, "it can write to folders of its host") {
-				t.Errorf("why says %q", e.Moves)
+				t.Errorf("why says %q, want that it can write to folders of its host", e.Moves)
 			}
 		}},
 		{"a workload that writes to folders of its host moves if its specification says so", func(p *commandv1.WorkloadPut) {
@@ -180,7 +180,7 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 			w.pass(60 * second)
 			w.at(t, "web", "a")
 			if e := Explain(w.state, w.get("web"), w.tuning); e.Moves != "it stays on node a while the mode of the control plane is degraded" {
-				t.Errorf("why says %q", e.Moves)
+				t.Errorf("why says %q, want that it stays because of the mode", e.Moves)
 			}
 		}},
 		{"a workload preempts on a node that it has never left rather than on one that it left", demand(func(d *commandv1.Demand) {
@@ -217,7 +217,7 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 				t.Fatalf("it left %+v, want 2 nodes", x.FailedOn)
 			}
 			if e := Explain(w.state, x, w.tuning); !strings.Contains(e.Moves, "it was moved 2 times within 10 min, and reschedule allows 2; it may move again after 2023-11-14 22:23 UTC") {
-				t.Errorf("why says %q", e.Moves)
+				t.Errorf("why says %q, want the limit of moves and the time of the next move", e.Moves)
 			}
 			w.pass(3600 * second)
 			for _, f := range w.get("web").FailedOn {
@@ -243,7 +243,7 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 			w.pass(600 * second)
 			w.at(t, "web", "a")
 			if e := Explain(w.state, w.get("web"), w.tuning); !strings.HasSuffix(e.Moves, "reschedule.attempts is 0") {
-				t.Errorf("why says %q", e.Moves)
+				t.Errorf("why says %q, want that reschedule.attempts is 0", e.Moves)
 			}
 		}},
 		{"a workload with local data stays", demand(func(d *commandv1.Demand) { d.LocalData = []*commandv1.LocalData{{Name: "volume data"}} }), func(t *testing.T, w *world) {
@@ -332,9 +332,9 @@ func verdictOn(e Explanation, node NodeID) Verdict {
 	return Verdict{}
 }
 
-// TestFailingWorkloadsShareTheRoomElsewhere: two workloads fail on their node, and another node has room for
+// TestOnlyAsManyFailingWorkloadsMoveAsFit: two workloads fail on their node, and another node has room for
 // one of them: exactly one of the two moves.
-func TestFailingWorkloadsShareTheRoomElsewhere(t *testing.T) {
+func TestOnlyAsManyFailingWorkloadsMoveAsFit(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
 	big := demand(func(d *commandv1.Demand) { d.CpuMillicores = 2000 })

@@ -88,7 +88,7 @@ func TestWorkloadsLeaveANodeOrStay(t *testing.T) {
 			w.settle()
 			w.held(t, "web", "a", fsm.CodeCannotMove, "draining", "runs on unchanged", "0/1 nodes fit")
 			if w.get("web").Status != fsm.StatusRunning {
-				t.Errorf("web has status %s", w.get("web").Status)
+				t.Errorf("web has status %s, want Running", w.get("web").Status)
 			}
 			w.node("b")
 			w.settle()
@@ -149,12 +149,12 @@ func TestWorkloadsLeaveANodeOrStay(t *testing.T) {
 			on := map[string]int{}
 			for _, id := range []string{"x", "y", "z"} {
 				if w.get(id).Status != fsm.StatusRunning {
-					t.Errorf("workload %s is %s", id, w.get(id).Status)
+					t.Errorf("workload %s is %s, want Running", id, w.get(id).Status)
 				}
 				on[w.get(id).Node]++
 			}
 			if on["a"] != 1 || on["b"] != 2 {
-				t.Errorf("workloads by node: %v", on)
+				t.Errorf("the numbers of workloads by node are %v, want 1 on a and 2 on b", on)
 			}
 		}},
 		{"room for workloads that wait until they are stopped is not given to others in later steps", func(t *testing.T, w *world) {

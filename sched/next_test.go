@@ -24,7 +24,7 @@ func TestAConvergedWorldYieldsNothing(t *testing.T) {
 	w.apply("web")
 	w.settle()
 	if got := w.get("web"); got.Node != "a" || got.Status != fsm.StatusRunning {
-		t.Fatalf("web is %s on %q", got.Status, got.Node)
+		t.Fatalf("web is %s on %q, want it running on node a", got.Status, got.Node)
 	}
 	if s := w.plain(); len(s.Commands)+len(s.Orders) != 0 {
 		t.Fatalf("in a converged world the planner must propose nothing, but proposes %+v", s)
@@ -67,7 +67,7 @@ func TestBinPackFillsOneNodeFirst(t *testing.T) {
 	}
 }
 
-func TestAGroupSpreads(t *testing.T) {
+func TestMembersOfAGroupAreSpreadOverNodes(t *testing.T) {
 	w := newWorld(t)
 	w.node("a", func(n *commandv1.RegisterNode) { n.CpuMillicores, n.MemoryMib = 64000, 256000 })
 	w.node("b")
@@ -83,8 +83,8 @@ func TestAGroupSpreads(t *testing.T) {
 	}
 }
 
-// TestAFencedNodeDoesNotReturnByBeingHeard: a late heartbeat of a fenced node must not mark the node as up.
-func TestAFencedNodeDoesNotReturnByBeingHeard(t *testing.T) {
+// TestALateHeartbeatDoesNotMarkAFencedNodeUp: a late heartbeat of a fenced node must not mark the node as up.
+func TestALateHeartbeatDoesNotMarkAFencedNodeUp(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
 	w.heard["a"] = false
@@ -92,7 +92,7 @@ func TestAFencedNodeDoesNotReturnByBeingHeard(t *testing.T) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: "a"}}})
 	w.heard["a"] = true
 	if step := w.plan(); len(step.Commands) > 0 {
-		t.Errorf("a step proposes %v", step.Commands)
+		t.Errorf("the planner proposes %v for a fenced node, want nothing", step.Commands)
 	}
 }
 
@@ -147,10 +147,10 @@ func TestWorkloadMovesAfterTheFenceBound(t *testing.T) {
 		since int64 // DownSince: the time since which the leader knows that the node is down
 		want  string
 	}{
-		{"before the fence bound is over", 5 * second, lost, "a"},
+		{"the fence bound is not over", 5 * second, lost, "a"},
 		{"a new leader that has just learned that the node is lost", 60 * second, lost + 59*second, "a"},
 		{"a leader that does not know when the node was lost", 600 * second, 0, "a"},
-		{"after the fence bound is over", 600 * second, lost + 585*second, "b"},
+		{"the fence bound is over", 600 * second, lost + 585*second, "b"},
 	} {
 		w.now, w.downSince["a"] = lost+c.after, c.since
 		w.cache = NewCache() // a new leader begins with an empty cache
@@ -245,7 +245,7 @@ func TestALostWorkloadGoesBackWithoutARestartWhenItsNodeReturns(t *testing.T) {
 	w.heard["a"] = false
 	w.settle()
 	if got := w.get("web"); got.Node != "" || got.Reason.Code != fsm.CodeUnplaced || got.Reason.Message != "0/1 nodes fit: 1 not ready" {
-		t.Fatalf("web is on %q: %+v", got.Node, got.Reason)
+		t.Fatalf("web is on %q with reason %+v, want it unplaced because node a is not ready", got.Node, got.Reason)
 	}
 	w.heard["a"] = true
 	for range 20 {
@@ -258,7 +258,7 @@ func TestALostWorkloadGoesBackWithoutARestartWhenItsNodeReturns(t *testing.T) {
 		w.answer()
 	}
 	if got := w.get("web"); got.Node != "a" || got.Status != fsm.StatusRunning {
-		t.Fatalf("web is %s on %q", got.Status, got.Node)
+		t.Fatalf("web is %s on %q, want it running on node a", got.Status, got.Node)
 	}
 }
 
@@ -274,12 +274,12 @@ func TestADrainWaitsForTheStop(t *testing.T) {
 	}
 	got := w.get("web")
 	if got.Node != "" || got.Reason.Code != fsm.CodeAwaitStop || !strings.Contains(got.Reason.Message, "node a has stopped it (Draining)") {
-		t.Fatalf("web is on %q: %+v", got.Node, got.Reason)
+		t.Fatalf("web is on %q with reason %+v, want it unplaced with the reason AwaitStop", got.Node, got.Reason)
 	}
 	w.answer()
 	w.settle()
 	if got := w.get("web"); got.Node != "b" {
-		t.Fatalf("web is on %q", got.Node)
+		t.Fatalf("web is on %q, want node b", got.Node)
 	}
 }
 
@@ -289,11 +289,11 @@ func TestALostTypeOrLabelMovesAWorkload(t *testing.T) {
 		demand     func(*commandv1.Demand)
 		change     func(*commandv1.RegisterNode)
 	}{
-		{"type", fsm.CodeRuntimeNotOffered, func(*commandv1.Demand) {}, func(n *commandv1.RegisterNode) { n.Types = []string{"vm"} }},
-		{"label", CodeConstraintChanged,
+		{"the node loses the workload type", fsm.CodeRuntimeNotOffered, func(*commandv1.Demand) {}, func(n *commandv1.RegisterNode) { n.Types = []string{"vm"} }},
+		{"the node loses a required label", CodeConstraintChanged,
 			func(d *commandv1.Demand) { d.Labels = []*commandv1.Label{{Key: "zone", Value: "x"}} },
 			func(n *commandv1.RegisterNode) { n.Labels = nil }},
-		{"constraint", CodeConstraintChanged,
+		{"the node loses the label of a constraint", CodeConstraintChanged,
 			func(d *commandv1.Demand) {
 				d.Constraints = []*commandv1.Constraint{{Key: "zone", Op: "in", Values: []string{"x", "y"}}}
 			},
@@ -549,7 +549,7 @@ func TestDeadlinesOfOrders(t *testing.T) {
 			}
 			r := s.Commands[0].GetScheduleRetries().GetRetries()[0]
 			if r.GetAttempts() != 1 || r.GetNextAt() <= w.now || !strings.Contains(r.GetMessage(), fmt.Sprintf("after %d s", c.limit/second)) {
-				t.Fatalf("the retry is %+v", r)
+				t.Fatalf("the retry is %+v, want 1 attempt, a later next attempt, and the missed deadline in its message", r)
 			}
 		})
 	}
@@ -570,7 +570,7 @@ func TestDeadlinesOfOrders(t *testing.T) {
 		}
 		w.step()
 		if got := w.get("web"); got.Reason.Code != fsm.CodeDeleteTimeout || !strings.Contains(got.Reason.Message, "persysctl delete web --force") {
-			t.Fatalf("the reason is %+v", got.Reason)
+			t.Fatalf("the reason is %+v, want DeleteTimeout with the command persysctl delete web --force", got.Reason)
 		}
 		if s := w.plan(); len(s.Commands)+len(s.Inquiries) != 0 {
 			t.Fatalf("the step after the report is %+v, want no command and no inquiry", s)

@@ -119,11 +119,11 @@ func TestPreemptionAcrossNamespaces(t *testing.T) {
 		w.settle()
 		w.on(t, "vault", "a")
 		if x := w.get("cart"); x.Node != "" || x.Reason.Message != "0/1 nodes fit: 1 CPU" {
-			t.Errorf("cart is on %q: %+v", x.Node, x.Reason)
+			t.Errorf("cart is on %q with reason %+v, want it unplaced without a preemption", x.Node, x.Reason)
 		}
 		e := Explain(w.state, w.get("cart"), w.tuning)
 		if want := "persysctl namespace set shop --max-priority 5"; !strings.Contains(e.Message, want) || !strings.Contains(e.Message, "vault on node a") {
-			t.Errorf("Explain returned %s", e.Message)
+			t.Errorf("Explain returned %s, want the command that raises the maximum priority", e.Message)
 		}
 		if m := PlanPlace(w.state, []*fsm.Workload{w.get("cart")}, w.tuning)[0]; m.To != "" || m.Preempts != nil || !strings.Contains(m.Message, "--max-priority 5") {
 			t.Errorf("PlanPlace returned %+v, want no node and the advice --max-priority 5", m)
@@ -138,7 +138,7 @@ func TestPreemptionAcrossNamespaces(t *testing.T) {
 			t.Errorf("PlanPlace returned %+v, want node a and the preemption of vault", m)
 		}
 		if e := Explain(w.state, w.get("cart"), w.tuning); e.Message != "0/1 nodes fit: 1 CPU; takes the place of vault on node a" {
-			t.Errorf("Explain returned %s", e.Message)
+			t.Errorf("Explain returned %s, want that cart takes the place of vault", e.Message)
 		}
 		w.now += explainEvery
 		w.step()
@@ -152,7 +152,7 @@ func TestPreemptionAcrossNamespaces(t *testing.T) {
 			t.Errorf("workload vault is on %q, reason %+v, want it evicted to make room for cart", x.Node, x.Reason)
 		}
 		if e := Explain(w.state, x, w.tuning); e.Message != x.Reason.Message {
-			t.Errorf("Explain returned %s", e.Message)
+			t.Errorf("Explain returned %s, want the message in the record of vault", e.Message)
 		}
 	})
 	t.Run("priorities count in other namespaces only up to max_priority", func(t *testing.T) {

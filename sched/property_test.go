@@ -222,7 +222,7 @@ func TestRandomWorlds(t *testing.T) {
 			}
 			for _, c := range cached.Commands {
 				if res := w.try(c); res.Err() != nil || res.Skipped > 0 {
-					r.Fatalf("%v: %+v", c, res)
+					r.Fatalf("the planner's command %v must be applied completely, but gave %+v", c, res)
 				}
 			}
 			for _, o := range cached.Orders {

@@ -197,12 +197,12 @@ func TestRebalanceHeedsItsLimits(t *testing.T) {
 		l    BalanceLimits
 		want int
 	}{
-		{"all", balanceLimits, 2},
-		{"at most one move", BalanceLimits{Moves: 1, MinGain: whole / 10}, 1},
-		{"a large gain only", BalanceLimits{Moves: 10, MinGain: whole / 2}, 1},
-		{"no more than one search", BalanceLimits{Moves: 10, MinGain: whole / 10, Evaluations: 1}, 1},
+		{"limits that allow all moves", balanceLimits, 2},
+		{"a limit of one move", BalanceLimits{Moves: 1, MinGain: whole / 10}, 1},
+		{"a high minimum gain", BalanceLimits{Moves: 10, MinGain: whole / 2}, 1},
+		{"a limit of one search", BalanceLimits{Moves: 10, MinGain: whole / 10, Evaluations: 1}, 1},
 		{"no moves after Stop returns true", BalanceLimits{Moves: 10, MinGain: whole / 10, Stop: func() bool { return true }}, 0},
-		{"workloads that were placed long ago only", BalanceLimits{Moves: 10, MinGain: whole / 10, MinAge: 600 * second}, 0},
+		{"a minimum time since the placement", BalanceLimits{Moves: 10, MinGain: whole / 10, MinAge: 600 * second}, 0},
 	}
 	for _, tt := range tests {
 		if got := Rebalance(w.state, tt.l, w.tuning); len(got.Moves) != tt.want {

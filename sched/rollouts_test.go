@@ -315,12 +315,12 @@ func TestRolloutStepsAreFenced(t *testing.T) {
 	w.play("update web 2 to 2 by 1")
 	steps, _ := w.next()
 	if len(steps) != 1 {
-		t.Fatalf("there are %d steps, want 1", len(steps))
+		t.Fatalf("the planner proposes %d steps, want 1", len(steps))
 	}
 	r, _ := w.state.Rollout("web")
 	head, body := steps[0].GetHead(), steps[0].GetAdvanceRollout()
 	if e := head.GetEpoch(); e.GetIncarnation() != rolloutEpoch.Incarnation || e.GetTerm() != rolloutEpoch.Term || head.GetAt() != w.now || head.GetBy() != "leader" {
-		t.Errorf("the head is %v", head)
+		t.Errorf("the head of the command is %v, want the epoch and the time of the leader", head)
 	}
 	if head.GetNamespaceShare() != fsm.NamespaceShare || head.GetRoomReserve() != fsm.AdminReserve {
 		t.Errorf("the head has the shares %d and %d of the state", head.GetNamespaceShare(), head.GetRoomReserve())

@@ -358,10 +358,10 @@ func TestSpreadIgnoresZonesWithoutReadyNodes(t *testing.T) {
 	}
 }
 
-// TestARuleAboutTheSameTargetHidesNoOther: web and db have the same required anti-affinity to group
+// TestEqualRulesOfTwoWorkloadsBothApply: web and db have the same required anti-affinity to group
 // web, of which only web is a member. The rule of db keeps web out of the zone of db, although web
 // has an equal rule.
-func TestARuleAboutTheSameTargetHidesNoOther(t *testing.T) {
+func TestEqualRulesOfTwoWorkloadsBothApply(t *testing.T) {
 	w := newWorld(t)
 	w.node("n1", nodeInZone("z"))
 	apart := affine(&commandv1.Affinity{Anti: true, Group: "web", By: "zone", Must: true})
@@ -374,9 +374,9 @@ func TestARuleAboutTheSameTargetHidesNoOther(t *testing.T) {
 	}
 }
 
-// TestNoPreemptionOfTheNeededNeighbour: a workload that must run near another one (required affinity) must
+// TestTheTargetOfAnAffinityIsNotPreempted: a workload that must run near another one (required affinity) must
 // not preempt that workload.
-func TestNoPreemptionOfTheNeededNeighbour(t *testing.T) {
+func TestTheTargetOfAnAffinityIsNotPreempted(t *testing.T) {
 	w := newWorld(t)
 	w.node("n1")
 	w.apply("db", inGroup("db"), demand(func(d *commandv1.Demand) { d.CpuMillicores = 3000 }))
@@ -395,10 +395,10 @@ func TestNoPreemptionOfTheNeededNeighbour(t *testing.T) {
 	}
 }
 
-// TestAWorkloadIsNotItsOwnNeighbour: when a workload that leaves its node is placed, its rules must not count
+// TestRulesDoNotCountTheWorkloadItself: when a workload that leaves its node is placed, its rules must not count
 // the workload itself. This must hold whether or not an earlier search has already cached the numbers of the
 // workloads that the rules name.
-func TestAWorkloadIsNotItsOwnNeighbour(t *testing.T) {
+func TestRulesDoNotCountTheWorkloadItself(t *testing.T) {
 	for name, rules := range map[string][]func(*commandv1.WorkloadPut){
 		"affinity":      {affine(&commandv1.Affinity{Group: "g", By: "host", Must: true}), affine(&commandv1.Affinity{Group: "h", By: "host", Weight: 7})},
 		"anti-affinity": {affine(&commandv1.Affinity{Anti: true, Group: "g", By: "zone", Must: true})},
@@ -418,7 +418,7 @@ func TestAWorkloadIsNotItsOwnNeighbour(t *testing.T) {
 				t.Fatalf("a step with a cache must equal one without, but: %s", diff)
 			}
 			if e := Explain(w.state, w.get("w1"), w.tuning); e.Fit != 1 {
-				t.Errorf("%d nodes fit, expected n2: %+v", e.Fit, e.Nodes)
+				t.Errorf("%d nodes fit, expected only n2: %+v", e.Fit, e.Nodes)
 			}
 			w.settle()
 			if got := w.get("w1"); got.Node != "n2" {
@@ -438,7 +438,7 @@ func TestWhyNamesTheRules(t *testing.T) {
 		affine(&commandv1.Affinity{Node: &commandv1.Constraint{Key: "zone", Op: "=", Values: []string{"z3"}}, Weight: 5}))
 	e := Explain(w.state, w.get("web"), w.tuning)
 	if e.Fit != 2 {
-		t.Fatalf("%d nodes fit, expected 2", e.Fit)
+		t.Fatalf("%d nodes fit workload web, expected 2", e.Fit)
 	}
 	var got []string
 	for _, c := range e.Nodes[1].Rules {

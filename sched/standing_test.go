@@ -60,8 +60,8 @@ func TestStandingBalanceWaits(t *testing.T) {
 		then func(w *world)
 		why  string
 	}{
-		{"calm", func(*world) {}, ""},
-		{"switched off", func(w *world) {
+		{"the cluster is calm, so the leader moves workloads", func(*world) {}, ""},
+		{"the policy allows no moves", func(w *world) {
 			w.do(&commandv1.Command{Body: &commandv1.Command_SetRebalancePolicy{SetRebalancePolicy: &commandv1.SetRebalancePolicy{}}})
 		}, "off"},
 		{"a node is draining", func(w *world) { w.node("c"); w.drain("c", true) }, "node c is draining"},

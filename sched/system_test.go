@@ -177,7 +177,7 @@ func TestSystemWorkloads(t *testing.T) {
 			w.apply("log", system)
 			w.has("log", "log-a@a")
 			if of := w.get("log"); of.Reason.Code != fsm.CodeNotCreated || !strings.Contains(of.Reason.Message, "node b") {
-				w.t.Fatalf("the reason is %q: %q", of.Reason.Code, of.Reason.Message)
+				w.t.Fatalf("the reason is %q: %q, want NotCreated with node b", of.Reason.Code, of.Reason.Message)
 			}
 		},
 	} {
@@ -188,9 +188,9 @@ func TestSystemWorkloads(t *testing.T) {
 	}
 }
 
-// TestMembersHaveTheSharesOfUsers: the commands that create members of system workloads carry the limits of the state
+// TestMembersOfSystemWorkloadsHaveTheLimitsOfUsers: the commands that create members of system workloads carry the limits of the state
 // for confined users.
-func TestMembersHaveTheSharesOfUsers(t *testing.T) {
+func TestMembersOfSystemWorkloadsHaveTheLimitsOfUsers(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
 	w.apply("log", system)
@@ -205,6 +205,6 @@ func TestMembersHaveTheSharesOfUsers(t *testing.T) {
 		}
 	}
 	if made == 0 {
-		t.Error("no command creates a member")
+		t.Error("the planner must create a member, but none of its commands does")
 	}
 }

@@ -240,13 +240,13 @@ func TestReconcilePass(t *testing.T) {
 			w.do(&commandv1.Command{Body: &commandv1.Command_ExplainUnplaced{ExplainUnplaced: &commandv1.ExplainUnplaced{Workloads: []*commandv1.Unplaced{
 				{Workload: "web", IfGeneration: fsm.GenerationPB(w.get("web").Generation), Code: fsm.CodeDispatchFailed, Message: "refused"}}}}})
 			if got := w.does(w.now + second); got != "apply Stopped" {
-				t.Fatalf("the order is %q", got)
+				t.Fatalf("the order is %q, want apply Stopped", got)
 			}
 		}},
 		{"10 NoAction: desired equals actual", func(t *testing.T) {
 			w := running(t)
 			if got := w.does(w.now + 3600*second); got != "" {
-				t.Fatalf("the order is %q", got)
+				t.Fatalf("the order is %q, want none", got)
 			}
 		}},
 		{"runtime not available: the node loses the type and the workload", func(t *testing.T) {
@@ -278,7 +278,7 @@ func TestStopsConverge(t *testing.T) {
 		w.settle()
 		w.desire("web", "Stopped")
 		if got := w.does(w.now); got != "apply Stopped" {
-			t.Fatalf("the order is %q", got)
+			t.Fatalf("the order is %q, want apply Stopped", got)
 		}
 		return w
 	}
@@ -297,7 +297,7 @@ func TestStopsConverge(t *testing.T) {
 			t.Fatalf("web is %s, retry %+v, want RetryPending after 1 attempt, with a next attempt within RetryBase", x.Status, x.Retry)
 		}
 		if got := w.does(x.Retry.NextAt); got != "apply Stopped" {
-			t.Fatalf("the order is %q", got)
+			t.Fatalf("the order is %q, want apply Stopped", got)
 		}
 		w.report(&commandv1.WorkloadReport{Workload: "web", Acknowledged: true, State: "Stopped"})
 		if x := w.get("web"); x.Status != fsm.StatusStopped || x.Retry.Attempts != 0 || x.Reason.Code != fsm.CodeUserStop {
@@ -334,7 +334,7 @@ func TestStopsConverge(t *testing.T) {
 		}
 		for range 3 {
 			if got := w.does(w.now + w.tuning.RetryMax); got != "apply Stopped" {
-				t.Fatalf("the order is %q", got)
+				t.Fatalf("the order is %q, want apply Stopped", got)
 			}
 			w.report(refused)
 			w.step()
@@ -378,11 +378,11 @@ func TestStopsConverge(t *testing.T) {
 		w.step()
 		found := w.compare("a", w.lists("web"))
 		if told(found) != "web state_mismatch Stopped/Running" {
-			t.Fatalf("Compare found %q", told(found))
+			t.Fatalf("Compare found %q, want a state_mismatch of web", told(found))
 		}
 		w.note("a", found)
 		if got := w.does(w.now + w.tuning.RetryBase); got != "apply Stopped" {
-			t.Fatalf("the order is %q", got)
+			t.Fatalf("the order is %q, want apply Stopped", got)
 		}
 		if found := w.compare("a", w.lists("web")); told(found) != "web state_mismatch Stopped/Running" {
 			t.Fatalf("while the order is being delivered Compare found %q, want one state_mismatch of web", told(found))
@@ -445,7 +445,7 @@ func TestStopOnALostNodeIsNotDone(t *testing.T) {
 			waits(t, w)
 			w.heard["a"] = true
 			if got := w.does(w.now + second); got != "apply Stopped" {
-				t.Fatalf("the order is %q", got)
+				t.Fatalf("the order is %q, want apply Stopped", got)
 			}
 			w.report(&commandv1.WorkloadReport{Workload: "web", Acknowledged: true, State: "Stopped"})
 			isStopped(t, w, "a")

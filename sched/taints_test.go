@@ -95,7 +95,7 @@ func TestTaintsOfPeople(t *testing.T) {
 			w.settle()
 			w.held(t, "web", "a", fsm.CodeCannotMove, "repair:NoExecute", "runs on unchanged", "1 taint repair")
 			if w.get("web").Status != fsm.StatusRunning {
-				t.Errorf("web has status %s", w.get("web").Status)
+				t.Errorf("web has status %s, want Running", w.get("web").Status)
 			}
 			w.node("b")
 			w.settle()

@@ -442,7 +442,7 @@ func TestClockOffsetShrinks(t *testing.T) {
 		offset, planner time.Duration
 	}{
 		{"no time has passed", 0, 0, time.Hour, time.Hour},
-		{"later", time.Minute, time.Minute, time.Hour - 15*time.Second, time.Hour + 45*time.Second},
+		{"a minute has passed on both clocks", time.Minute, time.Minute, time.Hour - 15*time.Second, time.Hour + 45*time.Second},
 		{"the wall clock has caught up", 4 * time.Hour, 4 * time.Hour, 0, 4 * time.Hour},
 		{"the wall clock is set right", time.Minute, time.Minute + time.Hour, 0, time.Hour + time.Minute},
 		{"the wall clock is set right except for ten minutes", time.Minute, 50 * time.Minute, 10*time.Minute + 45*time.Second, time.Hour + 45*time.Second},
@@ -480,11 +480,11 @@ func TestSettingsRefuseAShortLease(t *testing.T) {
 	is(t, "a node lease of 9 s is refused", Settings{NodeLease: 9 * time.Second}.Validate() != nil, false)
 }
 
-func TestTuningIsTakenAsGiven(t *testing.T) {
-	is(t, "nothing given", Settings{}.WithDefaults().Tuning, sched.DefaultTuning())
+func TestOnlyTheZeroTuningGetsDefaults(t *testing.T) {
+	is(t, "the zero Tuning becomes the default", Settings{}.WithDefaults().Tuning, sched.DefaultTuning())
 	none := sched.DefaultTuning()
 	none.MissingGrace = 0
-	is(t, "no grace", Settings{Tuning: none}.WithDefaults().Tuning, none)
+	is(t, "a zero field of a set Tuning stays zero", Settings{Tuning: none}.WithDefaults().Tuning, none)
 }
 
 func TestDriftOfADeletedOrphanIsClosedAtOnce(t *testing.T) {

@@ -170,9 +170,9 @@ func TestAutoscaleInNewTerm(t *testing.T) {
 	})
 }
 
-// TestAutoscaleWithoutNews: a node repeats an old measurement in every heartbeat. The measurement becomes
+// TestAutoscaleIgnoresStaleMeasurements: a node repeats an old measurement in every heartbeat. The measurement becomes
 // stale, and no member is removed because of it.
-func TestAutoscaleWithoutNews(t *testing.T) {
+func TestAutoscaleIgnoresStaleMeasurements(t *testing.T) {
 	inScaledWorld(t, func(w *world, _ *scaler) {
 		w.group(4)
 		w.load(time.Minute, 10)
@@ -216,11 +216,11 @@ func TestAutoscaleWaits(t *testing.T) {
 		name, reason string
 		block        func(*world)
 	}{
-		{"frozen", "mode degraded", func(w *world) { w.mode(fsm.ModeDegraded) }},
-		{"stopped", "web-1 is stopped", func(w *world) {
+		{"the mode is frozen", "mode degraded", func(w *world) { w.mode(fsm.ModeDegraded) }},
+		{"a member is stopped", "web-1 is stopped", func(w *world) {
 			w.do(&commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: "web-1", Desired: "Stopped"}}})
 		}},
-		{"paused update", "waits for the end of the update", func(w *world) {
+		{"an update is paused", "waits for the end of the update", func(w *world) {
 			b := &commandv1.PutWorkloads{GroupOf: "web", Update: &commandv1.UpdatePolicy{MaxParallel: 1, MinHealthy: int64(time.Second), HealthyDeadline: int64(time.Minute)}}
 			for _, m := range fsm.Members(w.view(), "web") {
 				p := m.AsPut()

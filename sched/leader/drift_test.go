@@ -204,7 +204,7 @@ func TestDriftRounds(t *testing.T) {
 		f.acts = []*commandv1.AgentAction{{TaskId: "old", CreatedAt: 1, EndedAt: 2}}
 		steady(t, f, func(w *world) {
 			w.alive(interval, "a")
-			is(t, "known", w.told(), 1)
+			is(t, "recorded tasks after the first round", w.told(), 1)
 			f.mu.Lock()
 			f.acts = nil
 			for i := many; i > 0; i-- { // the task that was created first ends last
@@ -212,7 +212,7 @@ func TestDriftRounds(t *testing.T) {
 			}
 			f.mu.Unlock()
 			w.alive(interval, "a")
-			is(t, "told", w.told(), 1+many)
+			is(t, "recorded tasks after the second round", w.told(), 1+many)
 			is(t, "until", w.view().AuditedUntil("a"), int64(4999))
 			entries := len(w.log.entries)
 			w.alive(2*interval, "a")
@@ -232,7 +232,7 @@ func (w *world) told() (n int) {
 	return n
 }
 
-func TestDriftIsSpreadAndShared(t *testing.T) {
+func TestDriftDetectionReadsEachNodeInItsOwnSlot(t *testing.T) {
 	t.Run("nodes are read at different times", func(t *testing.T) {
 		f := newInspector()
 		var nodes []string

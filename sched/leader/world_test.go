@@ -243,7 +243,7 @@ func (w *world) lead() {
 	go func() {
 		defer close(ended)
 		if err := w.loop.Run(ctx, w.epoch()); err != nil {
-			w.t.Errorf("Run returned %v", err)
+			w.t.Errorf("Run of the leader returned %v, want nil", err)
 		}
 	}()
 	w.settle()
