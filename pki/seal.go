@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -53,6 +54,7 @@ type Key struct {
 	seal    cipher.AEAD
 	content []byte
 	gossip  []byte
+	nonce   []byte // key of the HMAC that gives SealSame its nonces
 	others  []*Key // more keys that Open uses (WithOthers)
 }
 
@@ -93,6 +95,9 @@ func keyFrom(master []byte) (*Key, error) {
 	if k.gossip, err = sub("gossip", 32); err != nil {
 		return nil, err
 	}
+	if k.nonce, err = sub("nonce", 32); err != nil {
+		return nil, err
+	}
 	return k, nil
 }
 
@@ -127,13 +132,27 @@ func (k *Key) TokenSecret(request string) (id string, secret []byte, err error) 
 // same context. The result is printable ASCII, about 4/3 as long as the plaintext plus 80 bytes. It differs
 // with every call.
 func (k *Key) Seal(plaintext, context []byte) (string, error) {
-	nonce := make([]byte, chacha20poly1305.NonceSizeX, chacha20poly1305.NonceSizeX+len(plaintext)+chacha20poly1305.Overhead)
+	nonce := make([]byte, chacha20poly1305.NonceSizeX)
 	if _, err := rand.Read(nonce); err != nil {
 		return "", err
 	}
+	return k.sealWith(nonce, plaintext, context), nil
+}
+
+// SealSame is Seal with the same result for the same plaintext and context, so that equal plaintexts can be recognised.
+// The nonce is an HMAC of both (RFC 5297 has the same idea), so different plaintexts do not share a nonce.
+func (k *Key) SealSame(plaintext, context []byte) string {
+	mac := hmac.New(sha256.New, k.nonce)
+	_ = binary.Write(mac, binary.BigEndian, uint64(len(context))) // a hash accepts every write
+	mac.Write(context)
+	mac.Write(plaintext)
+	return k.sealWith(mac.Sum(nil)[:chacha20poly1305.NonceSizeX], plaintext, context)
+}
+
+func (k *Key) sealWith(nonce, plaintext, context []byte) string {
 	head := SealPrefix + k.id + ":"
-	box := k.seal.Seal(nonce, nonce, plaintext, aad(head, context))
-	return head + base64.RawURLEncoding.EncodeToString(box), nil
+	box := k.seal.Seal(bytes.Clone(nonce), nonce, plaintext, aad(head, context))
+	return head + base64.RawURLEncoding.EncodeToString(box)
 }
 
 // Open decrypts what Seal has encrypted. Its errors wrap ErrMalformed, ErrWrongKey or ErrTampered, and never

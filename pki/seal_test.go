@@ -248,3 +248,26 @@ func FuzzOpen(f *testing.F) {
 		}
 	})
 }
+
+// Equal plaintexts in one context have the same sealed text, so that a changed plaintext can be recognised.
+func TestSealSame(t *testing.T) {
+	k, err := NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sealed := k.SealSame([]byte("hooks"), []byte("web"))
+	if again := k.SealSame([]byte("hooks"), []byte("web")); again != sealed {
+		t.Errorf("the second call returned %s, the first %s", again, sealed)
+	}
+	for _, other := range []string{k.SealSame([]byte("hook"), []byte("web")), k.SealSame([]byte("hooks"), []byte("we")), k.SealSame([]byte("bhooks"), []byte("we"))} {
+		if other[len(SealPrefix)+17:][:32] == sealed[len(SealPrefix)+17:][:32] {
+			t.Errorf("%s has the nonce of %s", other, sealed)
+		}
+	}
+	if got, err := k.Open(sealed, []byte("web")); err != nil || string(got) != "hooks" {
+		t.Errorf("Open returned %q, %v", got, err)
+	}
+	if _, err := k.Open(sealed, []byte("db")); !errors.Is(err, ErrTampered) {
+		t.Errorf("Open in another context returned %v", err)
+	}
+}

@@ -33,13 +33,21 @@ const (
 	// LabelOptional lists the services, separated by commas, on which the service of a container depends with
 	// required: false, because Compose does not write this into its label about dependencies.
 	LabelOptional = LabelPrefix + "optional"
-	// LabelHooks holds the post_start and pre_stop hooks of a container as JSON. It is part of the configuration that
-	// Compose compares, so that changed hooks replace the containers of a service.
+	// LabelHooks holds the post_start and pre_stop hooks of a container as JSON, sealed under the agent's key (Sealer).
+	// It is part of the configuration that Compose compares, so that changed hooks replace the containers of a service.
 	LabelHooks = LabelPrefix + "hooks"
 	// LabelFiles has the digests of the files of a service's secrets and configs. Compose compares the labels of a
 	// service, so a changed file replaces its containers. Agents do not read this label.
 	LabelFiles = LabelPrefix + "files"
 )
+
+// Sealer encrypts the text of a label with the agent's key. So people who list containers cannot read secrets in the label,
+// and only the agent itself can have written a label that Open accepts. *pki.Key implements Sealer.
+type Sealer interface {
+	// SealSame returns the same result for the same plaintext and context.
+	SealSame(plaintext, context []byte) string
+	Open(sealed string, context []byte) ([]byte, error)
+}
 
 // DefaultNamespace is the namespace of a workload without a namespace.
 const DefaultNamespace = "default"

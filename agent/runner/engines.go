@@ -166,7 +166,7 @@ func (r *Runner) tellEngines(event core.Engines, made map[driver.Kind]*engine) e
 
 func (r *Runner) binding(cluster string) Binding {
 	return Binding{
-		ClusterID: cluster, NodeID: r.cfg.Core.Node, Networks: r.cfg.Networks,
+		ClusterID: cluster, NodeID: r.cfg.Core.Node, Networks: r.cfg.Networks, Sealer: r.store.Key(),
 		Owns:  r.Owns,
 		Taken: func(kind driver.Kind, id driver.ID) bool { return r.State().Taken(kind, string(id)) },
 		Content: func(id driver.ID, runtimeID string) (string, bool) {

@@ -47,6 +47,8 @@ type Binding struct {
 	Pulled func(ref, before string)
 	// Networks connects containers to networks that span nodes; nil if the node takes part in no networks.
 	Networks driver.Networks
+	// Sealer is the agent's key.
+	Sealer driver.Sealer
 }
 
 // Unbound is the cluster id in the labels of instances while no scheduler has told the agent its cluster.

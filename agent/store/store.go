@@ -113,12 +113,15 @@ func sound(path string) (err error) {
 	})
 }
 
+// KeyPath returns the path of the key file of a state file.
+func KeyPath(state string) string { return state + ".key" }
+
 func (s *Store) prepare(path string) error {
 	m, err := s.meta()
 	if err != nil {
 		return fmt.Errorf("state file %s: %w", path, err)
 	}
-	keyPath := path + ".key"
+	keyPath := KeyPath(path)
 	if m.KeyID != "" {
 		// If the key file is missing, fail: the secrets in the state file could not be decrypted with a new
 		// key.

@@ -98,6 +98,9 @@ type Options struct {
 	// DaemonConfig is the configuration file of an engine on this machine. Default /etc/docker/daemon.json.
 	DaemonConfig string
 
+	// Sealer seals the hooks in the labels of containers. If it is nil, workloads with hooks are refused.
+	Sealer driver.Sealer
+
 	// Logger receives problems that the driver does not return as errors. Nil means slog.Default.
 	Logger *slog.Logger
 }
@@ -171,7 +174,7 @@ func New(opt Options) (*Driver, error) {
 	opt.Dir = dir
 	engine, err := moby.Open(moby.Options{
 		Host: opt.Host, Credentials: opt.Credentials, Progress: opt.Progress, Pulled: opt.Pulled, CallTimeout: opt.CallTimeout, PullTimeout: opt.PullTimeout,
-		DaemonConfig: opt.DaemonConfig, Logger: log,
+		DaemonConfig: opt.DaemonConfig, Sealer: opt.Sealer, Logger: log,
 	})
 	if err != nil {
 		return nil, err
@@ -325,7 +328,11 @@ func (l *library) start(ctx context.Context, project string, members []member, d
 		}
 		s, ok := p.Services[m.service]
 		if !ok {
-			s = types.ServiceConfig{Name: m.service, Image: m.Image, Labels: m.Labels, Scale: new(int), DependsOn: types.DependsOnConfig{}, PostStart: l.engine.HooksOf(ctx, m.ImageID, m.Labels).PostStart}
+			hooks, err := l.engine.HooksOf(m.Labels)
+			if err != nil {
+				return driver.Errorf(driver.InvalidConfiguration, "start", "post_start of service %s: change the stack, so that the container is made again: %w", m.service, err)
+			}
+			s = types.ServiceConfig{Name: m.service, Image: m.Image, Labels: m.Labels, Scale: new(int), DependsOn: types.DependsOnConfig{}, PostStart: hooks.PostStart}
 			for name, on := range m.dependencies() {
 				if there[name] {
 					s.DependsOn[name] = on

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/moby/moby/client"
+
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/drivertest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
@@ -60,6 +62,20 @@ func TestAChangedHookReplacesTheContainer(t *testing.T) {
 	b := newBench(t)
 	spec := b.hooks("hookchange", "hook-one")
 	before := b.containerOf(spec.ID, "app")
+	in, err := b.cli.ContainerInspect(b.ctx, before, client.ContainerInspectOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	labels := fmt.Sprint(in.Container.Config.Labels)
+	if !strings.Contains(labels, driver.LabelHooks+":sealed:") || strings.Contains(labels, "hook-one") {
+		t.Errorf("the labels are %s, want sealed hooks", labels)
+	}
+	same := b.spec("hookchange", b.hooked("hook-one"))
+	same.ID, same.Content = spec.ID, "c1:same"
+	b.ensure(same)
+	if b.containerOf(spec.ID, "app") != before {
+		t.Error("the container is replaced, but its hooks have not changed")
+	}
 	next := b.spec("hookchange", b.hooked("hook-two"))
 	next.ID, next.Content = spec.ID, "c1:next"
 	b.ensure(next)

@@ -313,7 +313,11 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 			api.WorkingDirLabel: p.WorkingDir, api.ConfigFilesLabel: strings.Join(p.ComposeFiles, ","), api.OneoffLabel: "False",
 		}
 		maps.Copy(service.CustomLabels, inContainers)
-		if hooks := moby.HooksLabel(service); hooks != "" {
+		hooks, err := d.eng.HooksLabel(inContainers, moby.Hooks{PostStart: service.PostStart, PreStop: service.PreStop})
+		if err != nil {
+			return err
+		}
+		if hooks != "" {
 			delete(service.CustomLabels, driver.LabelHooks)
 			service.Labels = maps.Clone(service.Labels)
 			if service.Labels == nil {

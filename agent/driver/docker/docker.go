@@ -64,6 +64,9 @@ type Options struct {
 	// DaemonConfig is the configuration file of an engine on this machine. Default /etc/docker/daemon.json.
 	DaemonConfig string
 
+	// Sealer seals the hooks in the labels of containers. If it is nil, workloads with hooks are refused.
+	Sealer driver.Sealer
+
 	// Logger receives problems that the driver does not return as errors, such as an unreachable registry
 	// while a local image is used, or a broken event stream. Nil means slog.Default.
 	Logger *slog.Logger
@@ -102,7 +105,7 @@ func New(opt Options) (*Driver, error) {
 	}
 	engine, err := moby.Open(moby.Options{
 		Host: opt.Host, Credentials: opt.Credentials, Progress: opt.Progress, Pulled: opt.Pulled, CallTimeout: opt.CallTimeout, PullTimeout: opt.PullTimeout,
-		RefreshTimeout: opt.RefreshTimeout, DaemonConfig: opt.DaemonConfig, Logger: opt.Logger.With("node", opt.NodeID),
+		RefreshTimeout: opt.RefreshTimeout, DaemonConfig: opt.DaemonConfig, Sealer: opt.Sealer, Logger: opt.Logger.With("node", opt.NodeID),
 	})
 	if err != nil {
 		return nil, err

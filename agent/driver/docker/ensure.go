@@ -84,6 +84,9 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err := cmp.Or(err, down); err != nil { // a mistake in the specification is reported also while the engine is down
 		return err
 	}
+	if want.config.Labels[driver.LabelHooks], err = d.eng.HooksLabel(want.config.Labels, want.hooks); err != nil {
+		return err
+	}
 	if spec.DiskLimit > 0 && d.eng.SizesLayers(ctx) {
 		want.host.StorageOpt = map[string]string{moby.LayerSize: strconv.FormatInt(spec.DiskLimit, 10)}
 	}
@@ -161,7 +164,7 @@ func (d *Driver) ensureOnce(ctx context.Context, spec driver.Spec, want settings
 	if err := d.connect(ctx, spec, keep); err != nil {
 		return d.undone(ctx, spec, keep, err)
 	}
-	return d.undone(ctx, spec, keep, d.settle(ctx, keep, spec.Running, want.postStart))
+	return d.undone(ctx, spec, keep, d.settle(ctx, keep, spec.Running, want.hooks.PostStart))
 }
 
 // undone returns an error that wraps inFlight if the error cause means that the container (parameter in)

@@ -2,9 +2,12 @@ package docker_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/moby/moby/client"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/docker"
@@ -97,20 +100,47 @@ func TestAHookEndsWithTheGracePeriod(t *testing.T) {
 	}
 }
 
-// A hook in a label of an image is not run: no policy has judged it. Containers that legacy v1 agents made have the labels of their
-// image.
-func TestHooksOfAnImageAreNotRun(t *testing.T) {
+// A hook in a label that this agent did not seal is not run, because no policy has judged it. Containers of legacy v1 agents
+// have the labels of their image and those of a user.
+func TestHooksOfOthersAreNotRun(t *testing.T) {
+	const forged = `{"pre_stop":[{"command":["/probe","shout","hook-down"],"user":"0"}]}`
 	b := newBench(t, func(o *docker.Options) { o.Owns = func(driver.ID) bool { return true } })
-	ref := "persys/hooked-" + b.run + ":1"
-	mobytest.Labelled(t, b.cli, b.probe, ref, map[string]string{driver.LabelHooks: `{"pre_stop":[{"command":["/probe","shout","hook-down"],"user":"0"}]}`})
-	b.image = ref
-	const legacy = driver.ID("hooked")
-	b.made(legacy, "rev-1")
-	if err := b.d.Halt(b.ctx, legacy, driver.OwnGrace); err != nil {
+	sealed := sealer(t).SealSame([]byte(forged), []byte("another workload"))
+	for name, labels := range map[driver.ID]map[string]string{
+		"a legacy v1 container":  {driver.LabelHooks: forged},
+		"a forged node":          {driver.LabelHooks: forged, driver.LabelCluster: b.cluster, driver.LabelNode: "node-a"},
+		"a label that was moved": {driver.LabelHooks: sealed, driver.LabelCluster: b.cluster, driver.LabelNode: "node-a"},
+	} {
+		t.Run(string(name), func(t *testing.T) {
+			b := &bench{T: t, engine: b.engine, d: b.d, ctx: b.ctx}
+			ref := "persys/hooked-" + b.run + ":1"
+			mobytest.Labelled(t, b.cli, b.probe, ref, labels)
+			b.image = ref
+			const id = driver.ID("hooked")
+			b.made(id, "rev-1")
+			if err := b.d.Halt(b.ctx, id, driver.OwnGrace); err != nil {
+				t.Fatal(err)
+			}
+			b.await(id, "stopped", func(o driver.Observed) bool { return o.State != driver.Running })
+			if text := b.logs(id); strings.Contains(text, "hook-down") {
+				t.Errorf("the output is %q: the hook was run", text)
+			}
+		})
+	}
+}
+
+// Environments of hooks may hold secrets, so people who list containers cannot read them.
+func TestLabelsDoNotShowTheEnvironmentOfHooks(t *testing.T) {
+	b := newBench(t)
+	body := containerBody(b.image, "serve")
+	body.PreStop = []*agentv1.Hook{{Command: []string{"/probe", "shout", "down"}, Environment: map[string]string{"WORD": "hunter2-in-a-hook"}}}
+	spec := b.spec("hooksecret", body)
+	b.ensure(spec)
+	in, err := b.cli.ContainerInspect(b.ctx, string(spec.ID), client.ContainerInspectOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
-	b.await(legacy, "stopped", func(o driver.Observed) bool { return o.State != driver.Running })
-	if text := b.logs(legacy); strings.Contains(text, "hook-down") {
-		t.Errorf("the output is %q: a hook in a label of the image was run", text)
+	if text := fmt.Sprint(in.Container.Config.Labels); !strings.Contains(text, driver.LabelHooks+":sealed:") || strings.Contains(text, "hunter2") {
+		t.Errorf("the labels are %s, want sealed hooks", text)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/compose-spec/compose-go/v2/types"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/api/types/network"
@@ -43,9 +42,8 @@ type settings struct {
 	endpoints []endpoint
 	// counted are the numbers of CDI devices that the container needs, by the kind of device (VENDOR/CLASS).
 	counted map[string]int64
-	// postStart are the hooks that run after each start.
-	postStart []types.ServiceHook
-	mac       network.HardwareAddr // MAC address on the default bridge; empty if the engine chooses it
+	hooks   moby.Hooks
+	mac     network.HardwareAddr // MAC address on the default bridge; empty if the engine chooses it
 }
 
 // translate builds the settings of a container spec without calling the engine. Errors are of class
@@ -113,7 +111,7 @@ func translate(spec driver.Spec, version string) (settings, error) {
 			return settings{}, err
 		}
 	}
-	out.config.Labels[driver.LabelHooks], out.postStart = moby.HooksLabel(of), of.PostStart
+	out.hooks = moby.Hooks{PostStart: of.PostStart, PreStop: of.PreStop}
 	out.leftOut = moby.LeaveOut(&of, "container", version)
 	if err := out.options(of); err != nil {
 		return settings{}, err

@@ -3,7 +3,6 @@ package moby
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -24,45 +23,47 @@ type Hooks struct {
 	PreStop   []types.ServiceHook `json:"pre_stop,omitempty"`
 }
 
-// HooksLabel returns the value of driver.LabelHooks for a service. The agent starts and stops existing containers
-// without reading their specification, so it finds their hooks there.
-func HooksLabel(s types.ServiceConfig) string {
-	if len(s.PostStart)+len(s.PreStop) == 0 {
-		return ""
+// HooksLabel returns the value of driver.LabelHooks for a container with these other labels. The agent starts and stops
+// existing containers without reading their specification, so it finds their hooks there. Environments of hooks may hold
+// secrets, so the label is sealed.
+func (e *Engine) HooksLabel(labels map[string]string, h Hooks) (string, error) {
+	if len(h.PostStart)+len(h.PreStop) == 0 {
+		return "", nil
 	}
-	raw, err := json.Marshal(Hooks{s.PostStart, s.PreStop})
+	if e.opt.Sealer == nil {
+		return "", driver.Errorf(driver.InvalidConfiguration, "ensure", "Options.Sealer: must be set for a workload with post_start or pre_stop")
+	}
+	raw, err := json.Marshal(h)
 	if err != nil {
-		return "" // impossible: a hook has only texts and a flag
+		return "", &driver.Error{Class: driver.InvalidSpecification, Op: "ensure", Err: err}
 	}
-	return string(raw)
+	return e.opt.Sealer.SealSame(raw, hooksContext(labels)), nil
 }
 
-// HooksOf returns the hooks in the labels of a container with this image. If the label cannot be read,
-// HooksOf logs this and returns no hooks. A label that the image has too is ignored in the same way:
-// containers that legacy v1 agents made have the labels of their image, and no policy has judged those
-// hooks.
-func (e *Engine) HooksOf(ctx context.Context, image string, labels map[string]string) Hooks {
+// HooksOf returns the hooks in the labels of a container. Containers without a node label, which legacy v1 agents made,
+// have none: the label may come from the image or from a user, and no policy has judged those hooks. For the same reason
+// HooksOf returns an error if this agent did not seal the label for this workload.
+func (e *Engine) HooksOf(labels map[string]string) (h Hooks, err error) {
 	text := labels[driver.LabelHooks]
-	if text == "" {
-		return Hooks{}
+	if text == "" || labels[driver.LabelNode] == "" {
+		return h, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, e.CallTimeout())
-	defer cancel()
-	found, err := e.Client.ImageInspect(ctx, image)
-	var h Hooks
-	switch {
-	case err != nil:
-		err = fmt.Errorf("the image, which may be the source of the label with the hooks, cannot be read: %w", err)
-	case found.Config != nil && found.Config.Labels[driver.LabelHooks] == text:
-		err = errors.New("the label with the hooks comes from the image, not from the agent")
-	default:
-		err = json.Unmarshal([]byte(text), &h)
+	if e.opt.Sealer == nil {
+		return h, fmt.Errorf("label %s: the key of the agent is missing", driver.LabelHooks)
+	}
+	raw, err := e.opt.Sealer.Open(text, hooksContext(labels))
+	if err == nil {
+		err = json.Unmarshal(raw, &h)
 	}
 	if err != nil {
-		e.log.Warn("the hooks of a container are not run", "workload", labels[driver.LabelWorkload], "error", err)
-		return Hooks{}
+		return Hooks{}, fmt.Errorf("label %s: %w", driver.LabelHooks, err)
 	}
-	return h
+	return h, nil
+}
+
+// hooksContext is what a label with hooks is bound to: the workload on this node.
+func hooksContext(labels map[string]string) []byte {
+	return fmt.Appendf(nil, "%s %q %q %q", driver.LabelHooks, labels[driver.LabelCluster], labels[driver.LabelNode], labels[driver.LabelWorkload])
 }
 
 // PostStart runs the post_start hooks of a container that was just started, in their order. The error is of class
@@ -83,13 +84,14 @@ func (e *Engine) PreStop(ctx context.Context, in container.InspectResponse, grac
 		return grace
 	}
 	id, labels := in.ID, in.Config.Labels
-	if labels[driver.LabelHooks] == "" {
-		return grace
-	}
 	end := time.Now().Add(grace)
 	ctx, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
-	for i, h := range e.HooksOf(ctx, in.Image, labels).PreStop {
+	hooks, err := e.HooksOf(labels)
+	if err != nil {
+		e.log.Warn("the pre_stop hooks of a container are not run", "workload", labels[driver.LabelWorkload], "container", Short(id), "error", err)
+	}
+	for i, h := range hooks.PreStop {
 		if err := e.hook(ctx, id, h); err != nil {
 			e.log.Warn("a pre_stop hook failed; the container is stopped nevertheless", "workload", labels[driver.LabelWorkload],
 				"container", Short(id), "hook", i, "error", err)

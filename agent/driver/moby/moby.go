@@ -42,6 +42,9 @@ type Options struct {
 	RefreshTimeout time.Duration
 	// DaemonConfig is the configuration file of an engine on this machine. Default /etc/docker/daemon.json.
 	DaemonConfig string
+	// Sealer seals the hooks in the labels of containers. If it is nil, containers with hooks are refused, and the hooks
+	// of existing containers cannot be read.
+	Sealer driver.Sealer
 	// Logger receives problems that the Engine does not return as errors. Nil means slog.Default.
 	Logger *slog.Logger
 }

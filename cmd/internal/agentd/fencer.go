@@ -18,6 +18,8 @@ import (
 	"github.com/persys/compute/agent"
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/fencer"
+	"github.com/persys/compute/agent/store"
+	"github.com/persys/compute/pki"
 )
 
 // FencerCommand as the first argument makes this program a fencer. UntilIdle as the second argument makes the fencer
@@ -182,12 +184,18 @@ func RunFencer(ctx context.Context, cfg Config, version string, untilIdle bool, 
 		Runtime: &fencer.Drivers{New: func(cluster string) ([]driver.Driver, error) {
 			// The drivers are opened again for each request, because libvirt may be installed after the
 			// fencer has started.
-			return drivers(&cfg, offersVMs(&cfg) == nil, log)(agent.Binding{
+			binding := agent.Binding{
 				ClusterID: cluster, NodeID: node,
 				Owns:    func(driver.ID) bool { return false },
 				Taken:   func(driver.Kind, driver.ID) bool { return false },
 				Content: func(driver.ID, string) (string, bool) { return "", false },
-			})
+			}
+			if key, err := pki.LoadKey(store.KeyPath(cfg.StatePath)); err != nil {
+				log.Warn("the key of the agent cannot be read, so no pre_stop runs when a lease ends", "err", err)
+			} else {
+				binding.Sealer = key
+			}
+			return drivers(&cfg, offersVMs(&cfg) == nil, log)(binding)
 		}},
 	}
 	return fencer.Run(ctx, opt)

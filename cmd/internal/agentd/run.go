@@ -389,7 +389,7 @@ func engineDrivers(cfg *Config, log *slog.Logger) agent.Factory {
 		}
 		d, err := docker.New(docker.Options{
 			Host: cfg.DockerHost, ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns, Content: b.Content,
-			Credentials: creds.Registry, Progress: b.Progress, Pulled: b.Pulled, Networks: b.Networks, Logger: log, Devices: devices,
+			Credentials: creds.Registry, Progress: b.Progress, Pulled: b.Pulled, Networks: b.Networks, Sealer: b.Sealer, Logger: log, Devices: devices,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("DOCKER_HOST %q: %w", cfg.DockerHost, err)
@@ -400,7 +400,7 @@ func engineDrivers(cfg *Config, log *slog.Logger) agent.Factory {
 		stacks, err := compose.New(compose.Options{
 			Host: cfg.DockerHost, Dir: cfg.ComposeDir, ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns,
 			Credentials: creds.Registry, GitCredentials: creds.Git, Progress: b.Progress, Pulled: b.Pulled,
-			Binary: strings.Fields(cfg.ComposeBin), Loader: stack.NewLoader(stack.Options{}), Logger: log,
+			Binary: strings.Fields(cfg.ComposeBin), Loader: stack.NewLoader(stack.Options{}), Sealer: b.Sealer, Logger: log,
 		})
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("PERSYS_COMPOSE_DIR %q: %w", cfg.ComposeDir, err), d.Close())
