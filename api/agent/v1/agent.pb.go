@@ -409,7 +409,7 @@ type TracedConnection struct {
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	// Time until the connection was open.
 	LatencyMicroseconds uint32 `protobuf:"varint,2,opt,name=latency_microseconds,json=latencyMicroseconds,proto3" json:"latency_microseconds,omitempty"`
-	// Why it was not opened; empty if it was.
+	// Why the connection was not opened; empty if it was opened.
 	Problem string `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
 	// Set if no answer came, not even a refusal, so that packets to the address may be lost.
 	Silent        bool `protobuf:"varint,4,opt,name=silent,proto3" json:"silent,omitempty"`
@@ -1075,7 +1075,7 @@ type NetworkView struct {
 	Address string `protobuf:"bytes,5,opt,name=address,proto3" json:"address,omitempty"`
 	// The other nodes that have a slice (a part of the addresses) of a listed network, sorted by node.
 	Peers []*NetworkPeer `protobuf:"bytes,6,rep,name=peers,proto3" json:"peers,omitempty"`
-	// Networks of whose addresses the node has a part (slice), sorted by id.
+	// Networks in which the node has a slice (a part of the network's addresses), sorted by id.
 	Networks      []*Network `protobuf:"bytes,7,rep,name=networks,proto3" json:"networks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1173,7 +1173,8 @@ type NetworkNames struct {
 	Digest uint64 `protobuf:"varint,3,opt,name=digest,proto3" json:"digest,omitempty"`
 	// DNS labels of the namespaces that have networks, sorted.
 	Namespaces []string `protobuf:"bytes,4,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
-	// Members of all networks of whose addresses the node has a part (slice), sorted by network and name.
+	// Members of all networks in which the node has a slice (a part of the network's addresses), sorted by
+	// network and name.
 	Members []*NetworkMember `protobuf:"bytes,5,rep,name=members,proto3" json:"members,omitempty"`
 	// Services of these networks that have an address of their own, sorted by network and name.
 	Services []*NetworkService `protobuf:"bytes,6,rep,name=services,proto3" json:"services,omitempty"`
@@ -3069,7 +3070,7 @@ type ContainerSpec struct {
 	Privileged     bool                 `protobuf:"varint,1000,opt,name=privileged,proto3" json:"privileged,omitempty"`
 	// Hard CPU quota in millicores, used if resources.cpu_millicores is 0; 0 means no quota.
 	CpuMillicores int64 `protobuf:"varint,1001,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
-	// GiB reserved by placement.
+	// Disk space in GiB that the schedulers reserved for the container.
 	DiskGb int64 `protobuf:"varint,1002,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
 	// User that runs the container: a name, or UID[:GID]; empty means the user of the image.
 	User string `protobuf:"bytes,1220,opt,name=user,proto3" json:"user,omitempty"`
@@ -3085,8 +3086,7 @@ type ContainerSpec struct {
 	StopGracePeriodSeconds int32 `protobuf:"varint,1240,opt,name=stop_grace_period_seconds,json=stopGracePeriodSeconds,proto3" json:"stop_grace_period_seconds,omitempty"`
 	// Signal that asks the workload to stop: a name or a number; empty means the signal of the image, or SIGTERM.
 	StopSignal string `protobuf:"bytes,1241,opt,name=stop_signal,json=stopSignal,proto3" json:"stop_signal,omitempty"`
-	// The next fields say what the container runs, with the names and meaning of Compose. entrypoint replaces
-	// the image's entry point. A list of one empty string removes it.
+	// Entry point that replaces the entry point of the image; a list of one empty string removes it.
 	Entrypoint []string `protobuf:"bytes,1340,rep,name=entrypoint,proto3" json:"entrypoint,omitempty"`
 	// Absolute path of the working directory; empty means that of the image.
 	WorkingDir string `protobuf:"bytes,1341,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
@@ -3115,7 +3115,7 @@ type ContainerSpec struct {
 	DnsOpt     []string `protobuf:"bytes,1357,rep,name=dns_opt,json=dnsOpt,proto3" json:"dns_opt,omitempty"`
 	// Network mode of the container: bridge, host or none; empty means bridge.
 	NetworkMode string `protobuf:"bytes,1358,opt,name=network_mode,json=networkMode,proto3" json:"network_mode,omitempty"`
-	// PID namespace: host, or empty for one of the container's own.
+	// PID namespace: host for the namespace of the node; empty for a namespace of the container alone.
 	Pid string `protobuf:"bytes,1359,opt,name=pid,proto3" json:"pid,omitempty"`
 	// IPC namespace: none, private, shareable or host; empty means the engine's default.
 	Ipc string `protobuf:"bytes,1360,opt,name=ipc,proto3" json:"ipc,omitempty"`
@@ -3130,7 +3130,8 @@ type ContainerSpec struct {
 	Healthcheck *EngineHealthCheck `protobuf:"bytes,1365,opt,name=healthcheck,proto3" json:"healthcheck,omitempty"`
 	Tty         bool               `protobuf:"varint,1366,opt,name=tty,proto3" json:"tty,omitempty"`
 	StdinOpen   bool               `protobuf:"varint,1367,opt,name=stdin_open,json=stdinOpen,proto3" json:"stdin_open,omitempty"`
-	// UTS namespace (host name): host, or empty for one of the container's own.
+	// UTS namespace (host name): host for the namespace of the node; empty for a namespace of the container
+	// alone.
 	Uts string `protobuf:"bytes,1368,opt,name=uts,proto3" json:"uts,omitempty"`
 	// User namespace: host, or empty for the engine's default.
 	UsernsMode string `protobuf:"bytes,1369,opt,name=userns_mode,json=usernsMode,proto3" json:"userns_mode,omitempty"`
@@ -3152,14 +3153,15 @@ type ContainerSpec struct {
 	CpuPeriod int64 `protobuf:"varint,1707,opt,name=cpu_period,json=cpuPeriod,proto3" json:"cpu_period,omitempty"`
 	// Tendency of the kernel to swap memory out, 1 to 100; 0 means the default. Only on nodes with cgroup v1.
 	MemSwappiness int64 `protobuf:"varint,1708,opt,name=mem_swappiness,json=memSwappiness,proto3" json:"mem_swappiness,omitempty"`
-	// Keep the OOM killer from the container at its memory limit. Only on nodes with cgroup v1.
+	// At its memory limit, let the container wait instead of being killed by the OOM killer. Only on nodes with
+	// cgroup v1.
 	OomKillDisable bool `protobuf:"varint,1709,opt,name=oom_kill_disable,json=oomKillDisable,proto3" json:"oom_kill_disable,omitempty"`
 	// MAC address on the engine's default bridge.
 	MacAddress string `protobuf:"bytes,1710,opt,name=mac_address,json=macAddress,proto3" json:"mac_address,omitempty"`
 	// Platform of the image, OS/ARCH[/VARIANT]; empty means that of the node.
 	Platform string `protobuf:"bytes,1711,opt,name=platform,proto3" json:"platform,omitempty"`
-	// When the image is pulled: always, missing or never. Empty means missing, and always for the tag latest,
-	// where a local copy is used if the registry cannot be reached.
+	// When the image is pulled: always, missing or never. Empty means missing. For the tag latest, empty means
+	// always, but a local copy is used if the registry cannot be reached.
 	PullPolicy  string       `protobuf:"bytes,1712,opt,name=pull_policy,json=pullPolicy,proto3" json:"pull_policy,omitempty"`
 	BlkioConfig *BlkioConfig `protobuf:"bytes,1713,opt,name=blkio_config,json=blkioConfig,proto3" json:"blkio_config,omitempty"`
 	// Commands that the agent runs in the container after each of its starts, in this order. If one fails, the
@@ -5024,7 +5026,7 @@ func (x *VolumeMount) GetReadOnly() bool {
 	return false
 }
 
-// PortMapping publishes a port on all addresses of the node.
+// PortMapping publishes a port of the workload on the node.
 type PortMapping struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Port of the host, 0 to 65535; 0 lets the engine choose.
@@ -5238,7 +5240,8 @@ type DiskConfig struct {
 	Type string `protobuf:"bytes,5,opt,name=type,proto3" json:"type,omitempty"`
 	// Set if the guest may boot from this disk. Such disks are tried in the order of the list.
 	Boot bool `protobuf:"varint,6,opt,name=boot,proto3" json:"boot,omitempty"`
-	// Storage pool of the node for the disk; the agent chooses its name and ignores path.
+	// Storage pool of the node in which the agent creates the disk. The agent chooses the name of the disk and
+	// ignores path.
 	Pool          string `protobuf:"bytes,1000,opt,name=pool,proto3" json:"pool,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

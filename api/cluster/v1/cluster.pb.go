@@ -158,16 +158,18 @@ type ClusterKeyStatusResponse struct {
 	KeyId string `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
 	// Step of the rotation: settled (there is none), distributing, resealing or cleaning.
 	Step string `protobuf:"bytes,2,opt,name=step,proto3" json:"step,omitempty"`
-	// Id of the new key while the replicas are getting it, and of the former key after the switch.
-	NextKeyId   string `protobuf:"bytes,3,opt,name=next_key_id,json=nextKeyId,proto3" json:"next_key_id,omitempty"`
+	// Id of the new key while the replicas are getting it; otherwise empty.
+	NextKeyId string `protobuf:"bytes,3,opt,name=next_key_id,json=nextKeyId,proto3" json:"next_key_id,omitempty"`
+	// Id of the former key after the switch to the new key, until the rotation ends; otherwise empty.
 	FormerKeyId string `protobuf:"bytes,4,opt,name=former_key_id,json=formerKeyId,proto3" json:"former_key_id,omitempty"`
 	// When the last step was committed; absent if the key was never rotated.
 	ChangedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
-	// Number of values that are still sealed under the former key, and of all sealed values.
-	Left     int32                `protobuf:"varint,6,opt,name=left,proto3" json:"left,omitempty"`
+	// Number of values that are still sealed under the former key.
+	Left int32 `protobuf:"varint,6,opt,name=left,proto3" json:"left,omitempty"`
+	// Number of all sealed values.
 	Values   int32                `protobuf:"varint,7,opt,name=values,proto3" json:"values,omitempty"`
 	Replicas []*ClusterKeyReplica `protobuf:"bytes,8,rep,name=replicas,proto3" json:"replicas,omitempty"`
-	// Why the rotation does not go on; empty if it does.
+	// What the present step of the rotation waits for; empty if it waits for nothing.
 	WaitsFor string `protobuf:"bytes,9,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
 	// Ids of keys that no value is sealed under any more, the newest last.
 	RetiredKeyIds []string `protobuf:"bytes,10,rep,name=retired_key_ids,json=retiredKeyIds,proto3" json:"retired_key_ids,omitempty"`
@@ -278,8 +280,9 @@ func (x *ClusterKeyStatusResponse) GetRetiredKeyIds() []string {
 type ClusterKeyReplica struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Key with which the replica seals, and the keys that it holds.
-	SealsWith  string   `protobuf:"bytes,2,opt,name=seals_with,json=sealsWith,proto3" json:"seals_with,omitempty"`
+	// Id of the key with which the replica seals.
+	SealsWith string `protobuf:"bytes,2,opt,name=seals_with,json=sealsWith,proto3" json:"seals_with,omitempty"`
+	// Ids of the keys that the replica holds.
 	HeldKeyIds []string `protobuf:"bytes,3,rep,name=held_key_ids,json=heldKeyIds,proto3" json:"held_key_ids,omitempty"`
 	// Why the rotation waits for this replica; empty if it does not.
 	WaitsFor      string `protobuf:"bytes,4,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
@@ -513,10 +516,10 @@ type EnrolResponse struct {
 	Cluster string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	// gRPC addresses of the schedulers.
 	Schedulers []string `protobuf:"bytes,4,rep,name=schedulers,proto3" json:"schedulers,omitempty"`
-	// Only for schedulers: the cluster key, as text like ClusterKeyResponse.exported. The next field has the
-	// gossip addresses to join.
-	ClusterKey string   `protobuf:"bytes,5,opt,name=cluster_key,json=clusterKey,proto3" json:"cluster_key,omitempty"`
-	Gossip     []string `protobuf:"bytes,6,rep,name=gossip,proto3" json:"gossip,omitempty"`
+	// Only for schedulers: the cluster key, as text in the form of ClusterKeyResponse.exported.
+	ClusterKey string `protobuf:"bytes,5,opt,name=cluster_key,json=clusterKey,proto3" json:"cluster_key,omitempty"`
+	// Only for schedulers: gossip addresses of the schedulers to join.
+	Gossip []string `protobuf:"bytes,6,rep,name=gossip,proto3" json:"gossip,omitempty"`
 	// The gossip keys, sealed under the cluster key; empty if gossip uses the key that is derived from the
 	// cluster key.
 	GossipRing    string `protobuf:"bytes,90,opt,name=gossip_ring,json=gossipRing,proto3" json:"gossip_ring,omitempty"`
@@ -2011,11 +2014,11 @@ func (*DropAuthorityResponse) Descriptor() ([]byte, []int) {
 
 type ClusterKeyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Id of the wanted key; empty = the present cluster key, or a candidate. With an id the answer has the key only if
-	// this replica holds it, and never fails because it does not.
+	// Id of the wanted key; empty = the present cluster key, or a candidate for it. If this replica does not hold the
+	// key with the id, the answer contains no key, and the call succeeds.
 	KeyId string `protobuf:"bytes,540,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
-	// A key as text, in the form of exported in the answer. The replica stores it on its disk before it answers. The leader
-	// sends it before it restores a backup whose values are sealed under that key.
+	// Key that the replica must store on its disk before it answers, as text in the form of ClusterKeyResponse.exported.
+	// The leader sends it before it restores a backup whose values are sealed under this key.
 	Keep          string `protobuf:"bytes,545,opt,name=keep,proto3" json:"keep,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2073,13 +2076,14 @@ type ClusterKeyResponse struct {
 	// Set if this replica has generated the key, and the id of the key is not yet committed to the Raft log as
 	// that of the cluster's key.
 	Candidate bool `protobuf:"varint,2,opt,name=candidate,proto3" json:"candidate,omitempty"`
-	// The fields from here on are set only if key_id is set in the request. held_key_ids are the ids of the keys on the
-	// disk of this replica. seals_with is the id of the key with which this replica seals.
+	// Ids of the keys on the disk of this replica. This field and the fields after it are set only if key_id is set in the
+	// request.
 	HeldKeyIds []string `protobuf:"bytes,540,rep,name=held_key_ids,json=heldKeyIds,proto3" json:"held_key_ids,omitempty"`
-	SealsWith  string   `protobuf:"bytes,541,opt,name=seals_with,json=sealsWith,proto3" json:"seals_with,omitempty"`
-	// Keys under which files beside the state are sealed.
+	// Id of the key with which this replica seals.
+	SealsWith string `protobuf:"bytes,541,opt,name=seals_with,json=sealsWith,proto3" json:"seals_with,omitempty"`
+	// Ids of the keys under which files in this replica's data directory are sealed.
 	FileKeyIds []string `protobuf:"bytes,542,rep,name=file_key_ids,json=fileKeyIds,proto3" json:"file_key_ids,omitempty"`
-	// Index of the oldest log entry or snapshot on this replica's disk; what is older is gone.
+	// Index of the oldest log entry or snapshot on this replica's disk; older ones are deleted.
 	OldestIndex uint64 `protobuf:"varint,543,opt,name=oldest_index,json=oldestIndex,proto3" json:"oldest_index,omitempty"`
 	// Why this replica cannot carry out its next step of the rotation; empty if nothing hinders it.
 	Fault         string `protobuf:"bytes,544,opt,name=fault,proto3" json:"fault,omitempty"`
@@ -3883,8 +3887,8 @@ type PlannedWorkload struct {
 	Members string `protobuf:"bytes,1552,opt,name=members,proto3" json:"members,omitempty"`
 	// Data that a delete would delete, such as "disk vda on node-a". Only if the action is delete.
 	DeletedData []string `protobuf:"bytes,1720,rep,name=deleted_data,json=deletedData,proto3" json:"deleted_data,omitempty"`
-	// Volumes and folders that a delete would keep, each with the reason in parentheses if a delete cannot
-	// choose otherwise: another workload uses it, its retain policy says so, or a user created it.
+	// Volumes and folders that a delete would keep. The reason follows in parentheses if even a delete without
+	// keep_volumes keeps the data: another workload uses it, its retain policy is Retain, or a user created it.
 	KeptData      []string `protobuf:"bytes,1721,rep,name=kept_data,json=keptData,proto3" json:"kept_data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -6010,8 +6014,8 @@ type RollBackRequest struct {
 	// Number of the revision to apply again; 0 means the previous revision.
 	Number    uint64 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Expected present revision: its number or etag. If the workload has another one, the change is refused
-	// with FAILED_PRECONDITION. Empty means any.
+	// Expected present revision: its number or etag. If the workload has another revision, the change is refused
+	// with FAILED_PRECONDITION. Empty means any revision.
 	IfRevision    string `protobuf:"bytes,290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -6860,9 +6864,10 @@ type MirrorContent struct {
 	Workloads int32 `protobuf:"varint,6,opt,name=workloads,proto3" json:"workloads,omitempty"`
 	Events    int32 `protobuf:"varint,7,opt,name=events,proto3" json:"events,omitempty"`
 	Drifts    int32 `protobuf:"varint,8,opt,name=drifts,proto3" json:"drifts,omitempty"`
-	// Keys whose records are invalid, at most 500. The number of all such keys has a field of its own.
-	Problems      []*MirrorProblem `protobuf:"bytes,9,rep,name=problems,proto3" json:"problems,omitempty"`
-	ProblemCount  int32            `protobuf:"varint,10,opt,name=problem_count,json=problemCount,proto3" json:"problem_count,omitempty"`
+	// Keys whose records are invalid, at most 500.
+	Problems []*MirrorProblem `protobuf:"bytes,9,rep,name=problems,proto3" json:"problems,omitempty"`
+	// Number of all keys whose records are invalid.
+	ProblemCount  int32 `protobuf:"varint,10,opt,name=problem_count,json=problemCount,proto3" json:"problem_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7079,9 +7084,10 @@ type RecoveryResponse struct {
 	MirrorIndex uint64 `protobuf:"varint,7,opt,name=mirror_index,json=mirrorIndex,proto3" json:"mirror_index,omitempty"`
 	// Hexadecimal id of the attached etcd; empty if none is attached.
 	AttachedEtcd string `protobuf:"bytes,8,opt,name=attached_etcd,json=attachedEtcd,proto3" json:"attached_etcd,omitempty"`
-	// Records in etcd; absent with a reason if etcd cannot be read.
-	Content      *MirrorContent `protobuf:"bytes,9,opt,name=content,proto3" json:"content,omitempty"`
-	ContentError string         `protobuf:"bytes,10,opt,name=content_error,json=contentError,proto3" json:"content_error,omitempty"`
+	// Records in etcd; absent if etcd cannot be read.
+	Content *MirrorContent `protobuf:"bytes,9,opt,name=content,proto3" json:"content,omitempty"`
+	// Why etcd cannot be read; empty if it can.
+	ContentError string `protobuf:"bytes,10,opt,name=content_error,json=contentError,proto3" json:"content_error,omitempty"`
 	// This cluster's own state.
 	Present *BackupInfo `protobuf:"bytes,11,opt,name=present,proto3" json:"present,omitempty"`
 	// Recommended next step: restore (call RestoreMirror), import (call ImportMirror), etcd (repair the etcd),
@@ -11984,7 +11990,7 @@ func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
 
 type ListConsolesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The sessions, ordered by user and time of creation, without expired ones.
+	// The sessions that have not expired, ordered by user and time of creation.
 	Sessions []*ConsoleSession `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
 	// Log index that the answer reflects.
 	Index         uint64 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
@@ -14105,7 +14111,7 @@ type RebalancePolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Maximum number of moves within an hour, at most 10,000; 0 = the leader moves nothing by itself.
 	PerHour uint32 `protobuf:"varint,1,opt,name=per_hour,json=perHour,proto3" json:"per_hour,omitempty"`
-	// Maximum number of moves that have not ended, at most 250. 0 = 1.
+	// Maximum number of moves in progress at the same time, at most 250. 0 = 1.
 	AtOnce uint32 `protobuf:"varint,2,opt,name=at_once,json=atOnce,proto3" json:"at_once,omitempty"`
 	// Moves with a smaller gain are not made; in percent of a node, 1 to 100; 0 means 10. See
 	// RebalanceMove.gain_percent.
@@ -14871,10 +14877,11 @@ type NetworkSlice struct {
 	EmptySince *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=empty_since,json=emptySince,proto3" json:"empty_since,omitempty"`
 	// The slice holds addresses of services.
 	Services bool `protobuf:"varint,1601,opt,name=services,proto3" json:"services,omitempty"`
-	// Set if the node accepts connections at the ports that services of the network publish on every node (mode ingress).
-	// Exceptions are the ports in held_ports: another process of the node uses them, or the PERSYS_POLICY of the node
-	// forbids them.
-	Answers       bool   `protobuf:"varint,1701,opt,name=answers,proto3" json:"answers,omitempty"`
+	// Set if the node accepts connections at the ports that services of the network publish on every node (mode ingress),
+	// except for the ports in held_ports.
+	Answers bool `protobuf:"varint,1701,opt,name=answers,proto3" json:"answers,omitempty"`
+	// Ports in ingress mode at which the node accepts no connections, such as "22/tcp, 80/tcp": another process of the
+	// node uses them, or the PERSYS_POLICY of the node forbids them.
 	HeldPorts     string `protobuf:"bytes,1702,opt,name=held_ports,json=heldPorts,proto3" json:"held_ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -15013,7 +15020,7 @@ func (x *CheckNetworkRequest) GetNamespace() string {
 
 type CheckNetworkResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The paths, by nodes.
+	// The paths, ordered by the nodes.
 	Paths []*NetworkPath `protobuf:"bytes,1,rep,name=paths,proto3" json:"paths,omitempty"`
 	// MTU of the network in bytes.
 	Mtu uint32 `protobuf:"varint,2,opt,name=mtu,proto3" json:"mtu,omitempty"`

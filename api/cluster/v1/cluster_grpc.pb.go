@@ -268,10 +268,11 @@ type ClusterClient interface {
 	// Opens a session of the web console: exchanges the one-time code for the token of the session. Only gateways may
 	// make this call.
 	OpenConsole(ctx context.Context, in *OpenConsoleRequest, opts ...grpc.CallOption) (*OpenConsoleResponse, error)
-	// Lists the caller's sessions at the web console; callers with the permission trust get the sessions of
+	// Lists the caller's sessions at the web console. Callers with the permission trust get the sessions of
 	// all users.
 	ListConsoles(ctx context.Context, in *ListConsolesRequest, opts ...grpc.CallOption) (*ListConsolesResponse, error)
-	// Ends sessions at the web console: the caller's own or, with the permission trust, those of others.
+	// Ends sessions at the web console: the caller's own sessions or, with the permission trust,
+	// sessions of other users.
 	EndConsole(ctx context.Context, in *EndConsoleRequest, opts ...grpc.CallOption) (*EndConsoleResponse, error)
 	// Lists secrets or configs with their versions and with the workloads that use them, without values.
 	ListObjects(ctx context.Context, in *ListObjectsRequest, opts ...grpc.CallOption) (*ListObjectsResponse, error)
@@ -1390,10 +1391,11 @@ type ClusterServer interface {
 	// Opens a session of the web console: exchanges the one-time code for the token of the session. Only gateways may
 	// make this call.
 	OpenConsole(context.Context, *OpenConsoleRequest) (*OpenConsoleResponse, error)
-	// Lists the caller's sessions at the web console; callers with the permission trust get the sessions of
+	// Lists the caller's sessions at the web console. Callers with the permission trust get the sessions of
 	// all users.
 	ListConsoles(context.Context, *ListConsolesRequest) (*ListConsolesResponse, error)
-	// Ends sessions at the web console: the caller's own or, with the permission trust, those of others.
+	// Ends sessions at the web console: the caller's own sessions or, with the permission trust,
+	// sessions of other users.
 	EndConsole(context.Context, *EndConsoleRequest) (*EndConsoleResponse, error)
 	// Lists secrets or configs with their versions and with the workloads that use them, without values.
 	ListObjects(context.Context, *ListObjectsRequest) (*ListObjectsResponse, error)

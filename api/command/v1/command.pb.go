@@ -213,11 +213,11 @@ type Head struct {
 	// specifications are checked against the policy baseline, as are those of callers with the field namespaces.
 	// Commands of former versions do not have this field; they are judged as before.
 	Unprivileged bool `protobuf:"varint,392,opt,name=unprivileged,proto3" json:"unprivileged,omitempty"`
-	// Percent of the room of the state (State.Room) that a namespace may take by commands with this head, unless a quota
-	// or a policy limits the namespace; 0 = no limit. In commands of the planner and the autoscaler, this field and
-	// room_reserve apply only to what was stored by callers to whom a policy applies.
+	// Percent of the size limit of the state (State.Room) that a namespace may use after a command with this head, unless
+	// a quota or a policy limits the namespace; 0 = no limit. In commands of the planner and the autoscaler, this field and
+	// room_reserve do not apply to workloads whose specifications were stored by a caller to whom no policy applies.
 	NamespaceShare uint32 `protobuf:"varint,393,opt,name=namespace_share,json=namespaceShare,proto3" json:"namespace_share,omitempty"`
-	// Percent of the room of the state that commands with this head leave free; 0 = none.
+	// Percent of the size limit of the state that commands with this head leave free; 0 = none.
 	RoomReserve   uint32 `protobuf:"varint,394,opt,name=room_reserve,json=roomReserve,proto3" json:"room_reserve,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2440,8 +2440,9 @@ type Cron struct {
 	Concurrency string `protobuf:"bytes,3,opt,name=concurrency,proto3" json:"concurrency,omitempty"`
 	// Nanoseconds after the time of the schedule within which a run may still start; 0 = no limit.
 	StartingDeadline int64 `protobuf:"varint,4,opt,name=starting_deadline,json=startingDeadline,proto3" json:"starting_deadline,omitempty"`
-	// How many of the succeeded runs, and how many of the failed runs, are kept.
+	// Number of succeeded runs that are kept.
 	KeepSucceeded uint32 `protobuf:"varint,5,opt,name=keep_succeeded,json=keepSucceeded,proto3" json:"keep_succeeded,omitempty"`
+	// Number of failed runs that are kept.
 	KeepFailed    uint32 `protobuf:"varint,6,opt,name=keep_failed,json=keepFailed,proto3" json:"keep_failed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2803,8 +2804,8 @@ func (x *PlaceMembers) GetChanges() []*MemberChange {
 }
 
 // MemberChange creates or deletes the member of one node. The change is skipped if the template has another
-// generation by now, if a member shall be created and the node already has one, or if a member shall be
-// deleted and the node has none, or lets it end there.
+// generation by now. A creation is skipped if the node already has a member. A deletion is skipped if the node
+// has no member, or if the member is a job that the draining node lets run to its end.
 type MemberChange struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Template     string                 `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
@@ -2963,11 +2964,13 @@ type TemplateState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Next time of a cron, Unix nanoseconds; 0 = none is known.
 	Next int64 `protobuf:"varint,1,opt,name=next,proto3" json:"next,omitempty"`
-	// Time of the schedule for which the newest run was created, and the id of this run.
-	Last    int64  `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	// Time of the schedule for which the newest run was created, Unix nanoseconds.
+	Last int64 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	// Id of the newest run.
 	LastRun string `protobuf:"bytes,3,opt,name=last_run,json=lastRun,proto3" json:"last_run,omitempty"`
-	// End of the newest run that succeeded and of the newest run that failed, Unix nanoseconds; 0 = none.
-	LastSuccess   int64 `protobuf:"varint,4,opt,name=last_success,json=lastSuccess,proto3" json:"last_success,omitempty"`
+	// End of the newest run that succeeded, Unix nanoseconds; 0 = none.
+	LastSuccess int64 `protobuf:"varint,4,opt,name=last_success,json=lastSuccess,proto3" json:"last_success,omitempty"`
+	// End of the newest run that failed, Unix nanoseconds; 0 = none.
 	LastFailure   int64 `protobuf:"varint,5,opt,name=last_failure,json=lastFailure,proto3" json:"last_failure,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4759,7 +4762,7 @@ type ReportVolumes struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Node    string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Volumes []*HeldVolume          `protobuf:"bytes,2,rep,name=volumes,proto3" json:"volumes,omitempty"`
-	// volumes lists all volumes of the node.
+	// Set if the field volumes lists all volumes of the node.
 	Complete      bool `protobuf:"varint,3,opt,name=complete,proto3" json:"complete,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5281,10 +5284,11 @@ type UpdatePolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of members that may be unavailable during the update, 1 or more.
 	MaxParallel int32 `protobuf:"varint,1,opt,name=max_parallel,json=maxParallel,proto3" json:"max_parallel,omitempty"`
-	// min_healthy: number of nanoseconds for which a changed member must be available before the update
-	// continues with the next member. The next field is the time limit for this, after which the member has
-	// failed.
-	MinHealthy      int64 `protobuf:"varint,2,opt,name=min_healthy,json=minHealthy,proto3" json:"min_healthy,omitempty"`
+	// Number of nanoseconds for which a changed member must be available before the update continues with the
+	// next member.
+	MinHealthy int64 `protobuf:"varint,2,opt,name=min_healthy,json=minHealthy,proto3" json:"min_healthy,omitempty"`
+	// Time limit in nanoseconds for a changed member to be available for min_healthy; after this time the member
+	// has failed.
 	HealthyDeadline int64 `protobuf:"varint,3,opt,name=healthy_deadline,json=healthyDeadline,proto3" json:"healthy_deadline,omitempty"`
 	// If a changed member fails, give the members of the group their former specifications again, instead of
 	// pausing the update.
@@ -5376,15 +5380,16 @@ type AdvanceRollout struct {
 	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
 	// Id of the update. The command is skipped if the group has another update by now.
 	IfRollout *Generation `protobuf:"bytes,2,opt,name=if_rollout,json=ifRollout,proto3" json:"if_rollout,omitempty"`
-	// settled: ids of the members that have been available with the new specification for min_healthy. The next
-	// field has the ids of the members that get the new specification now.
+	// Ids of the members that have been available with the new specification for min_healthy.
 	Settled []string `protobuf:"bytes,3,rep,name=settled,proto3" json:"settled,omitempty"`
-	Take    []string `protobuf:"bytes,4,rep,name=take,proto3" json:"take,omitempty"`
+	// Ids of the members that get the new specification now.
+	Take []string `protobuf:"bytes,4,rep,name=take,proto3" json:"take,omitempty"`
 	// Set if the update is complete: all members have the new specification.
 	Complete bool `protobuf:"varint,5,opt,name=complete,proto3" json:"complete,omitempty"`
-	// Cause of a failure. The update then pauses or, with revert, restores the former members.
+	// Cause of a failure, after which the update pauses or, with revert, restores the former members; empty = no failure.
 	Failure string `protobuf:"bytes,6,opt,name=failure,proto3" json:"failure,omitempty"`
-	Revert  bool   `protobuf:"varint,7,opt,name=revert,proto3" json:"revert,omitempty"`
+	// After a failure, restore the former members instead of pausing.
+	Revert bool `protobuf:"varint,7,opt,name=revert,proto3" json:"revert,omitempty"`
 	// Set if all canaries (the members that are updated first) have been available for min_healthy, so that the
 	// update now waits until a user promotes it.
 	AwaitPromotion bool `protobuf:"varint,361,opt,name=await_promotion,json=awaitPromotion,proto3" json:"await_promotion,omitempty"`
@@ -8868,7 +8873,7 @@ type RebalancePolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Maximum number of moves within an hour; 0 = the leader moves nothing by itself.
 	PerHour uint32 `protobuf:"varint,1,opt,name=per_hour,json=perHour,proto3" json:"per_hour,omitempty"`
-	// Maximum number of moves that have not ended.
+	// Maximum number of moves in progress at the same time.
 	AtOnce uint32 `protobuf:"varint,2,opt,name=at_once,json=atOnce,proto3" json:"at_once,omitempty"`
 	// Smallest gain of a move in percent of a node.
 	MinGainPercent uint32 `protobuf:"varint,3,opt,name=min_gain_percent,json=minGainPercent,proto3" json:"min_gain_percent,omitempty"`
@@ -10884,9 +10889,10 @@ type Drift struct {
 	AgentStatus     string `protobuf:"bytes,5,opt,name=agent_status,json=agentStatus,proto3" json:"agent_status,omitempty"`
 	// Action that is taken against the drift, or that a user must take.
 	Action string `protobuf:"bytes,6,opt,name=action,proto3" json:"action,omitempty"`
-	// Number of repair orders, and the time of the last one, Unix nanoseconds.
-	Repairs    uint32 `protobuf:"varint,7,opt,name=repairs,proto3" json:"repairs,omitempty"`
-	RepairedAt int64  `protobuf:"varint,8,opt,name=repaired_at,json=repairedAt,proto3" json:"repaired_at,omitempty"`
+	// Number of orders that were sent to repair the drift.
+	Repairs uint32 `protobuf:"varint,7,opt,name=repairs,proto3" json:"repairs,omitempty"`
+	// Time of the last of these orders, Unix nanoseconds.
+	RepairedAt int64 `protobuf:"varint,8,opt,name=repaired_at,json=repairedAt,proto3" json:"repaired_at,omitempty"`
 	// Time at which the drift was recorded, Unix nanoseconds; set only in stored records.
 	DetectedAt int64 `protobuf:"varint,9,opt,name=detected_at,json=detectedAt,proto3" json:"detected_at,omitempty"`
 	// Only for an orphan (an instance without a workload in the state) on a legacy v1 agent: its revision.
@@ -11432,7 +11438,7 @@ type PutNamespace struct {
 	// namespace.
 	Release []string `protobuf:"bytes,5,rep,name=release,proto3" json:"release,omitempty"`
 	// Expected modify_index of the record that is replaced, 0 if there must be no record. The command is
-	// refused if the record has another one. Unset = the record is replaced in any case.
+	// refused if the record has another modify_index. Unset = the record is replaced in any case.
 	IfVersion *uint64 `protobuf:"varint,6,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
 	// Highest priority that a caller may set in this namespace, if the caller may act only in some namespaces;
 	// 0..1000. When the leader decides whether a workload of this namespace evicts workloads of other
@@ -11904,7 +11910,7 @@ type PutPolicy struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Policy *Policy                `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
 	// Expected modify_index of the record that is replaced, 0 if there must be no record. The command is
-	// refused if the record has another one. Unset = the record is replaced in any case.
+	// refused if the record has another modify_index. Unset = the record is replaced in any case.
 	IfVersion     *uint64 `protobuf:"varint,2,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -13046,9 +13052,9 @@ type AuditLogRecord struct {
 	Log string `protobuf:"bytes,1,opt,name=log,proto3" json:"log,omitempty"`
 	// Number of the newest entry.
 	Last uint64 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
-	// Hash of the last entry that is no longer kept, on which the hash of the oldest kept entry depends; and
-	// hash of the newest entry.
-	Base          []byte `protobuf:"bytes,3,opt,name=base,proto3" json:"base,omitempty"`
+	// Hash of the last entry that is no longer kept; the hash of the oldest kept entry depends on it.
+	Base []byte `protobuf:"bytes,3,opt,name=base,proto3" json:"base,omitempty"`
+	// Hash of the newest entry.
 	Head          []byte `protobuf:"bytes,4,opt,name=head,proto3" json:"head,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -13176,10 +13182,10 @@ type RolloutRecord struct {
 	Phase   string           `protobuf:"bytes,4,opt,name=phase,proto3" json:"phase,omitempty"`
 	Reason  string           `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
 	Members []*RolloutMember `protobuf:"bytes,6,rep,name=members,proto3" json:"members,omitempty"`
-	// Specifications that the members had before the update, for a rollback; and whether any of these members
-	// was available.
-	Former    []*WorkloadPut `protobuf:"bytes,7,rep,name=former,proto3" json:"former,omitempty"`
-	FormerRan bool           `protobuf:"varint,8,opt,name=former_ran,json=formerRan,proto3" json:"former_ran,omitempty"`
+	// Specifications that the members had before the update, for a rollback.
+	Former []*WorkloadPut `protobuf:"bytes,7,rep,name=former,proto3" json:"former,omitempty"`
+	// Set if any member was available before the update.
+	FormerRan bool `protobuf:"varint,8,opt,name=former_ran,json=formerRan,proto3" json:"former_ran,omitempty"`
 	// Set if the update returns the group to its previous specifications.
 	Reverting bool `protobuf:"varint,9,opt,name=reverting,proto3" json:"reverting,omitempty"`
 	// Start of the update, last progress and end, Unix nanoseconds.
@@ -13908,9 +13914,9 @@ type MetaRecord struct {
 	FeatureLevel  uint32 `protobuf:"varint,9,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
 	Digest        uint64 `protobuf:"varint,10,opt,name=digest,proto3" json:"digest,omitempty"`
 	EventSeq      uint64 `protobuf:"varint,11,opt,name=event_seq,json=eventSeq,proto3" json:"event_seq,omitempty"`
-	// Sequence number of the last receipt (stored answer to a request id). The next field: the latest time in
-	// the request ids of receipts that were dropped (UUIDv7, Unix milliseconds).
-	ReceiptSeq           uint64 `protobuf:"varint,12,opt,name=receipt_seq,json=receiptSeq,proto3" json:"receipt_seq,omitempty"`
+	// Sequence number of the last receipt (stored answer to a request id).
+	ReceiptSeq uint64 `protobuf:"varint,12,opt,name=receipt_seq,json=receiptSeq,proto3" json:"receipt_seq,omitempty"`
+	// Latest time in the request ids (UUIDv7) of receipts that were dropped, Unix milliseconds.
 	ReceiptsDroppedUntil int64  `protobuf:"varint,13,opt,name=receipts_dropped_until,json=receiptsDroppedUntil,proto3" json:"receipts_dropped_until,omitempty"`
 	Index                uint64 `protobuf:"varint,14,opt,name=index,proto3" json:"index,omitempty"`
 	Term                 uint64 `protobuf:"varint,15,opt,name=term,proto3" json:"term,omitempty"`
@@ -13925,24 +13931,27 @@ type MetaRecord struct {
 	// Gossip keys, sealed; empty = the key derived from the cluster key.
 	GossipRing    string `protobuf:"bytes,90,opt,name=gossip_ring,json=gossipRing,proto3" json:"gossip_ring,omitempty"`
 	GossipVersion uint64 `protobuf:"varint,91,opt,name=gossip_version,json=gossipVersion,proto3" json:"gossip_version,omitempty"`
-	// Etcd that a person attached as the mirror: its cluster id (0 = none), and its endpoints, separated by
-	// commas.
-	MirrorPin       uint64 `protobuf:"varint,250,opt,name=mirror_pin,json=mirrorPin,proto3" json:"mirror_pin,omitempty"`
+	// Cluster id of the etcd that a person attached as the mirror; 0 = none.
+	MirrorPin uint64 `protobuf:"varint,250,opt,name=mirror_pin,json=mirrorPin,proto3" json:"mirror_pin,omitempty"`
+	// Endpoints of that etcd, separated by commas.
 	MirrorEndpoints string `protobuf:"bytes,251,opt,name=mirror_endpoints,json=mirrorEndpoints,proto3" json:"mirror_endpoints,omitempty"`
-	// Number of the newest network, and log index of the newest change of the networks that nodes have to set up.
-	NetworkId    uint32 `protobuf:"varint,426,opt,name=network_id,json=networkId,proto3" json:"network_id,omitempty"`
+	// Number of the newest network.
+	NetworkId uint32 `protobuf:"varint,426,opt,name=network_id,json=networkId,proto3" json:"network_id,omitempty"`
+	// Log index of the newest change of the networks that nodes have to set up.
 	NetworkIndex uint64 `protobuf:"varint,427,opt,name=network_index,json=networkIndex,proto3" json:"network_index,omitempty"`
 	// Highest version number of all deleted secrets and configs. The versions of a new secret or config begin
 	// above it, so a version number never means two values.
 	ObjectFloor uint64 `protobuf:"varint,400,opt,name=object_floor,json=objectFloor,proto3" json:"object_floor,omitempty"`
-	// A rotation of the cluster key: id of the new key while the schedulers are getting it, id of the former key while
-	// values may be sealed under it, and the log index from which on no value is. Then the ids of keys that no value is
-	// sealed under any more, and the key of content hashes, sealed; empty = it is derived from the cluster key.
-	NextKeyId     string   `protobuf:"bytes,540,opt,name=next_key_id,json=nextKeyId,proto3" json:"next_key_id,omitempty"`
-	FormerKeyId   string   `protobuf:"bytes,541,opt,name=former_key_id,json=formerKeyId,proto3" json:"former_key_id,omitempty"`
-	CleanIndex    uint64   `protobuf:"varint,542,opt,name=clean_index,json=cleanIndex,proto3" json:"clean_index,omitempty"`
+	// During a rotation of the cluster key: id of the new key while the schedulers are getting it.
+	NextKeyId string `protobuf:"bytes,540,opt,name=next_key_id,json=nextKeyId,proto3" json:"next_key_id,omitempty"`
+	// During a rotation of the cluster key: id of the former key while values or files may be sealed under it.
+	FormerKeyId string `protobuf:"bytes,541,opt,name=former_key_id,json=formerKeyId,proto3" json:"former_key_id,omitempty"`
+	// During a rotation of the cluster key: log index from which on no value is sealed under the former key.
+	CleanIndex uint64 `protobuf:"varint,542,opt,name=clean_index,json=cleanIndex,proto3" json:"clean_index,omitempty"`
+	// Ids of former cluster keys under which no value is sealed any more.
 	RetiredKeyIds []string `protobuf:"bytes,543,rep,name=retired_key_ids,json=retiredKeyIds,proto3" json:"retired_key_ids,omitempty"`
-	ContentKey    string   `protobuf:"bytes,544,opt,name=content_key,json=contentKey,proto3" json:"content_key,omitempty"`
+	// Key of the content hashes, sealed under the cluster key; empty = the key that is derived from the cluster key.
+	ContentKey string `protobuf:"bytes,544,opt,name=content_key,json=contentKey,proto3" json:"content_key,omitempty"`
 	// Limits of the moves that the leader makes by itself; absent = it makes none.
 	Rebalance     *RebalancePolicy `protobuf:"bytes,373,opt,name=rebalance,proto3" json:"rebalance,omitempty"`
 	KeyChangedAt  int64            `protobuf:"varint,545,opt,name=key_changed_at,json=keyChangedAt,proto3" json:"key_changed_at,omitempty"` // Unix nanoseconds; when the last step of a rotation was committed

@@ -2190,8 +2190,8 @@ type DeleteWorkloadRequest struct {
 	RequestId string `protobuf:"bytes,1000,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Remove the record without the agent's confirmation, for nodes that never come back.
 	Force bool `protobuf:"varint,1001,opt,name=force,proto3" json:"force,omitempty"`
-	// Expected present revision: its number or etag. If the workload has another one, the change is refused
-	// with FAILED_PRECONDITION. Empty means any. Not for a group.
+	// Expected present revision: its number or etag. If the workload has another revision, the change is refused
+	// with FAILED_PRECONDITION. Empty means any revision. Not for a group.
 	IfRevision string `protobuf:"bytes,1290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
 	// Keep the volumes that have a name: managed volumes, whatever their retain policy, and the volumes
 	// that a Compose file names. Not set: managed volumes follow their retain policy, and the volumes of
@@ -3968,8 +3968,7 @@ type ContainerSpec struct {
 	StopGracePeriodSeconds int32 `protobuf:"varint,1240,opt,name=stop_grace_period_seconds,json=stopGracePeriodSeconds,proto3" json:"stop_grace_period_seconds,omitempty"`
 	// Signal that asks the workload to stop: a name or a number; empty means the signal of the image, or SIGTERM.
 	StopSignal string `protobuf:"bytes,1241,opt,name=stop_signal,json=stopSignal,proto3" json:"stop_signal,omitempty"`
-	// The next fields say what the container runs, with the names and meaning of Compose. entrypoint replaces
-	// the image's entry point. A list of one empty string removes it.
+	// Entry point that replaces the entry point of the image; a list of one empty string removes it.
 	Entrypoint []string `protobuf:"bytes,1340,rep,name=entrypoint,proto3" json:"entrypoint,omitempty"`
 	// Absolute path of the working directory; empty means that of the image.
 	WorkingDir string `protobuf:"bytes,1341,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
@@ -3998,7 +3997,7 @@ type ContainerSpec struct {
 	DnsOpt     []string `protobuf:"bytes,1357,rep,name=dns_opt,json=dnsOpt,proto3" json:"dns_opt,omitempty"`
 	// Network mode of the container: bridge, host or none; empty means bridge.
 	NetworkMode string `protobuf:"bytes,1358,opt,name=network_mode,json=networkMode,proto3" json:"network_mode,omitempty"`
-	// PID namespace: host, or empty for one of the container's own.
+	// PID namespace: host for the namespace of the node; empty for a namespace of the container alone.
 	Pid string `protobuf:"bytes,1359,opt,name=pid,proto3" json:"pid,omitempty"`
 	// IPC namespace: none, private, shareable or host; empty means the engine's default.
 	Ipc string `protobuf:"bytes,1360,opt,name=ipc,proto3" json:"ipc,omitempty"`
@@ -4014,7 +4013,8 @@ type ContainerSpec struct {
 	Healthcheck *EngineHealthCheck `protobuf:"bytes,1365,opt,name=healthcheck,proto3" json:"healthcheck,omitempty"`
 	Tty         bool               `protobuf:"varint,1366,opt,name=tty,proto3" json:"tty,omitempty"`
 	StdinOpen   bool               `protobuf:"varint,1367,opt,name=stdin_open,json=stdinOpen,proto3" json:"stdin_open,omitempty"`
-	// UTS namespace (host name): host, or empty for one of the container's own.
+	// UTS namespace (host name): host for the namespace of the node; empty for a namespace of the container
+	// alone.
 	Uts string `protobuf:"bytes,1368,opt,name=uts,proto3" json:"uts,omitempty"`
 	// User namespace: host, or empty for the engine's default.
 	UsernsMode string `protobuf:"bytes,1369,opt,name=userns_mode,json=usernsMode,proto3" json:"userns_mode,omitempty"`
@@ -4038,14 +4038,15 @@ type ContainerSpec struct {
 	CpuPeriod int64 `protobuf:"varint,1707,opt,name=cpu_period,json=cpuPeriod,proto3" json:"cpu_period,omitempty"`
 	// Tendency of the kernel to swap memory out, 1 to 100; 0 means the default. Only on nodes with cgroup v1.
 	MemSwappiness int64 `protobuf:"varint,1708,opt,name=mem_swappiness,json=memSwappiness,proto3" json:"mem_swappiness,omitempty"`
-	// Keep the OOM killer from the container at its memory limit. Only on nodes with cgroup v1.
+	// At its memory limit, let the container wait instead of being killed by the OOM killer. Only on nodes with
+	// cgroup v1.
 	OomKillDisable bool `protobuf:"varint,1709,opt,name=oom_kill_disable,json=oomKillDisable,proto3" json:"oom_kill_disable,omitempty"`
 	// MAC address on the engine's default bridge.
 	MacAddress string `protobuf:"bytes,1710,opt,name=mac_address,json=macAddress,proto3" json:"mac_address,omitempty"`
 	// Platform of the image, OS/ARCH[/VARIANT]; empty means that of the node.
 	Platform string `protobuf:"bytes,1711,opt,name=platform,proto3" json:"platform,omitempty"`
-	// When the image is pulled: always, missing or never. Empty means missing, and always for the tag latest,
-	// where a local copy is used if the registry cannot be reached.
+	// When the image is pulled: always, missing or never. Empty means missing. For the tag latest, empty means
+	// always, but a local copy is used if the registry cannot be reached.
 	PullPolicy  string       `protobuf:"bytes,1712,opt,name=pull_policy,json=pullPolicy,proto3" json:"pull_policy,omitempty"`
 	BlkioConfig *BlkioConfig `protobuf:"bytes,1713,opt,name=blkio_config,json=blkioConfig,proto3" json:"blkio_config,omitempty"`
 	// Commands that the agent runs in the container after each of its starts, in this order. If one fails, the
@@ -6718,8 +6719,8 @@ type RetryWorkloadRequest struct {
 	// Restart the instance even if it is healthy. If not set, the call does nothing for a workload that is in
 	// its desired state, or is reaching it without a failure.
 	Restart bool `protobuf:"varint,1001,opt,name=restart,proto3" json:"restart,omitempty"`
-	// Expected present revision: its number or etag. If the workload has another one, the change is refused
-	// with FAILED_PRECONDITION. Empty means any. Not for a group.
+	// Expected present revision: its number or etag. If the workload has another revision, the change is refused
+	// with FAILED_PRECONDITION. Empty means any revision. Not for a group.
 	IfRevision    string `protobuf:"bytes,1290,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -7808,8 +7809,8 @@ type GetWorkloadResponse struct {
 	// Only if stale is set: milliseconds since this replica last heard from a leader.
 	AgeMs int64 `protobuf:"varint,1003,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
 	// Only with as_applied: the requests that apply the workload, or the workloads of the group, again. Secrets are ***,
-	// which keeps the stored value when the request is applied. A member made by count, a member of a system workload
-	// and a run are part of what made them, which is listed in their place.
+	// which keeps the stored value when the request is applied. For a member made by count, the request is that of its
+	// group. For a member of a system workload, or a run, it is that of the system workload, cron or parameterized job.
 	Applies       []*ApplyWorkloadRequest `protobuf:"bytes,1723,rep,name=applies,proto3" json:"applies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
