@@ -536,7 +536,7 @@ services:
 		b.ensure(spec)
 		b.await(spec.ID, driver.Running)
 		if started("web") == web || started("migrate") != once {
-			t.Errorf("web was started at %s, then at %s, want another time; migrate was started at %s, then at %s, want no second start", web, started("web"), once, started("migrate"))
+			t.Errorf("the service web was started at %s, then at %s, want a second start; the service migrate was started at %s, then at %s, want no second start", web, started("web"), once, started("migrate"))
 		}
 		if err := b.d.Halt(b.ctx, spec.ID, time.Second); err != nil {
 			t.Fatal(err)

@@ -79,8 +79,9 @@ func TestStacksOfOtherNamespacesAreOutOfReach(t *testing.T) {
 	}
 }
 
-// TestLabelsOfMountsGiveNoOwnership: a stack gives a volume without a name, a volume and a network the labels that the
-// agent gives to objects of another namespace's stack. They do not pass for objects of that stack.
+// TestLabelsOfMountsGiveNoOwnership: a Compose file sets, on an unnamed volume, a named volume and a
+// network, the labels that the agent gives to the resources of another stack. The driver does not treat
+// these resources as those of the other stack.
 func TestLabelsOfMountsGiveNoOwnership(t *testing.T) {
 	b := newBench(t)
 	forged := driver.Labels(driver.Compose, driver.Spec{ID: "vault", ClusterID: b.cluster, NodeID: "node-a", Body: &agentv1.WorkloadSpec{Namespace: "shop"}}, nil)
@@ -98,7 +99,7 @@ func TestLabelsOfMountsGiveNoOwnership(t *testing.T) {
 		t.Errorf("Foreign returned %v (error %v) for a workload that is not on the node, want false", other, err)
 	}
 	if got := b.volumes("vault"); len(got) != 0 {
-		t.Errorf("volumes %q pass for those of another workload", got)
+		t.Errorf("the volumes %q are listed as those of another workload", got)
 	}
 	if err := b.d.Remove(b.ctx, spec.ID); err != nil {
 		t.Fatal(err)

@@ -76,8 +76,9 @@ func TestTheOutputOfAStackThatIsAJob(t *testing.T) {
 	}
 }
 
-// TestAFailedServiceThatIsNotStartedAgain: a failed stack stays as it is if the restart policies of its failed services
-// say so. A service that was never started does not count if it awaits the success of such a service.
+// TestAFailedServiceThatIsNotStartedAgain: if the restart policies of all failed services forbid another
+// start, the stack is reported as one that stays failed (KeepEnded). A service that was never started,
+// because it awaits the success of a failed service, does not change that.
 func TestAFailedServiceThatIsNotStartedAgain(t *testing.T) {
 	ended := func(service, policy string, engine container.RestartPolicyMode, code int) *part {
 		p := &part{service: service, status: container.StateExited, Observed: driver.Observed{

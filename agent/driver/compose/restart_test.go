@@ -75,9 +75,10 @@ func (r restarts) want(what string, started ...string) {
 	}
 }
 
-// A restart for health restarts the unhealthy services, or all that run if the engine finds none unhealthy. Services
-// that their restart policies keep ended stay so. If the agent is restarted in between, its next process starts the
-// stopped services, although their policy on-failure would keep them ended.
+// A restart for health restarts the unhealthy services, or all running services if the engine reports
+// none as unhealthy. It does not start services that have ended and whose restart policies keep them
+// ended. If the agent is restarted in between, its next process starts the stopped services, although
+// their policy on-failure would keep them ended.
 func TestARestartForHealthRestartsWhatShouldRun(t *testing.T) {
 	eachWay(t, func(t *testing.T, way string, b *bench) {
 		for _, c := range []struct{ name, check, other string }{

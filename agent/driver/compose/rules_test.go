@@ -31,7 +31,7 @@ func TestRulesJudgeTheLoadedStack(t *testing.T) {
 		}, nil},
 		{"a host path by the environment", map[string]string{"compose.yaml": head + "    volumes: ['${WHERE}:/x']\n", ".env": "WHERE=/etc\n"},
 			[]string{"services.app.volumes[0]", "rule host_paths", "next step"}},
-		{"rights by extends", map[string]string{"compose.yaml": head + "    extends: {file: base.yaml, service: b}\n", "base.yaml": "services:\n  b:\n    image: x\n    privileged: true\n    pid: host\n"},
+		{"rights of a service that the stack extends", map[string]string{"compose.yaml": head + "    extends: {file: base.yaml, service: b}\n", "base.yaml": "services:\n  b:\n    image: x\n    privileged: true\n    pid: host\n"},
 			[]string{"services.app.privileged", "rule privileged", "services.app.pid", "rule host_namespaces"}},
 		{"the engine's socket by include", map[string]string{"compose.yaml": "include: [more.yaml]\n" + head, "more.yaml": "services:\n  b:\n    image: IMAGE\n    volumes: ['/var/run/docker.sock:/s']\n"},
 			[]string{"services.b.volumes[0]", "rule engine_socket"}},

@@ -370,9 +370,9 @@ func (d *Driver) heldBySibling(ctx context.Context, name string) bool {
 	return err == nil && holder.Config != nil && d.of(holder.Config.Labels) == driver.Sibling
 }
 
-// nameTaken returns the error for a container name that is taken. If one of our containers has the name, or
-// the engine lists no such container, the engine still executes an earlier call, and the error wraps
-// inFlight.
+// nameTaken returns the error for a container name that is taken. If one of our containers has the name,
+// or the engine lists no container with the name, an earlier call is still in progress on the engine, and
+// the error wraps inFlight.
 func (d *Driver) nameTaken(ctx context.Context, spec driver.Spec, name string, cause error) error {
 	holder, err := d.eng.Inspect(ctx, name)
 	if err != nil || holder.Config == nil {

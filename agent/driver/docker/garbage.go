@@ -33,8 +33,8 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	used := map[string]bool{}
 	for _, item := range res.Items {
 		used[item.ImageID] = true
-		// Containers without a node label are never garbage. For them only the record in the agent's store
-		// shows that they are ours, and no label proves it.
+		// Containers without a node label are never garbage: no label proves that they are ours, only the
+		// record in the agent's store says so.
 		if d.of(item.Labels) != driver.Owned {
 			continue
 		}

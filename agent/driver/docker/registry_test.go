@@ -246,7 +246,7 @@ func TestImagesArePulledWhenNeeded(t *testing.T) {
 			t.Errorf("the driver requested credentials for %q, want %q", asked, ref)
 		}
 	})
-	t.Run("a pull with wrong credentials fails with the registry's refusal"+string(driver.ImagePullAuthFailed), func(t *testing.T) {
+	t.Run("a pull with wrong credentials fails with the class "+string(driver.ImagePullAuthFailed), func(t *testing.T) {
 		b := newBench(t, func(o *docker.Options) {
 			o.Credentials = func(string, string) (string, error) { return moby.EncodeAuth("user", "wrong", "") }
 		})

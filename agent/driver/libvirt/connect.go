@@ -302,7 +302,7 @@ func (v *connection) attend(l *link) {
 			return
 		case <-tick.C:
 			limit := time.AfterFunc(v.checkWithin, l.lose)
-			_, _ = l.ConnectGetLibVersion() // any answer will do
+			_, _ = l.ConnectGetLibVersion() // any answer shows that the daemon works
 			limit.Stop()
 		}
 	}

@@ -19,9 +19,10 @@ import (
 // line end.
 const maxConsoleLine = 64 << 10
 
-// copyConsole writes the lines of the file in which virtlogd stores the output of a guest's serial port and, with
-// Follow, the lines that are added until over reports that the guest has ended. The file contains no times, so
-// existing lines get the modification time of the file, and followed lines the time of their arrival.
+// copyConsole writes the lines of the file in which virtlogd stores the output of a guest's serial port.
+// With Follow it also writes the lines that are added later, until the function over reports that the
+// guest has ended. The file contains no times, so existing lines get the modification time of the file,
+// and followed lines the time of their arrival.
 func copyConsole(ctx context.Context, file string, options driver.LogOptions, over func(context.Context) (bool, error), w io.Writer) error {
 	var f *os.File
 	defer func() {

@@ -59,7 +59,7 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 				return nil, err
 			}
 			if err != nil {
-				continue // QEMU may support the next machine type
+				continue // libvirt cannot run guests of this machine type; try the next one
 			}
 			m, err := hostcaps.ReadMachine(text)
 			if err != nil {

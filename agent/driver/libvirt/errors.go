@@ -67,10 +67,10 @@ func classify(op string, err error) error {
 	class := driver.RuntimeError
 	switch {
 	case has("state change lock"):
-		// Another call usually holds the domain's lock, and has released it by the next attempt. There is one
-		// exception: if libvirt 9.0 is killed after it recorded the start of a domain and before QEMU's
-		// process exists, it holds the domain's lock forever after its own restart, and again after every
-		// second restart, because it still finds the recorded start.
+		// Usually another call holds the domain's lock, and releases it before the next attempt. There is
+		// one exception: libvirt 9.0 was killed after it recorded the start of a domain and before QEMU's
+		// process existed. After its restart it finds the recorded start and holds the lock forever, and
+		// does so again after every second restart.
 		return driver.Errorf(class, op, "%w; if this error persists, libvirt's daemon was killed during a start: stop it, remove the domain's file from /run/libvirt/qemu, and start it again", err)
 	case lost(err):
 		class = driver.RuntimeUnhealthy

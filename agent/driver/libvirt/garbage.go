@@ -75,8 +75,8 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 		there[dom.name] = true
 		in := &instance{}
 		in.read(dom)
-		// Domains whose metadata lacks our record are never garbage. For them only the record in the agent's
-		// store shows that they are ours, and nothing in libvirt proves it.
+		// Domains whose metadata lacks our record are never garbage: nothing in libvirt proves that they
+		// are ours, only the record in the agent's store says so.
 		if !dom.persistent || in.config == nil || d.of(in.config, dom.name) != driver.Owned {
 			continue
 		}

@@ -355,8 +355,8 @@ func (d *Driver) addAddresses(patience context.Context, in *instance, told answe
 	}
 }
 
-// unanswered returns the interfaces of a running guest for which neither libvirt nor the guest agent reports
-// an address and that have no static address.
+// unanswered returns those interfaces of a running guest whose address is not known: they have no static
+// address, and neither libvirt nor the guest agent reports one.
 func (d *Driver) unanswered(in *instance, answers []address) []address {
 	asked := in.live.asked(interfacesOf(in.domain.live))
 	d.listen(asked)

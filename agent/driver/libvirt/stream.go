@@ -128,7 +128,7 @@ func (w *consoleWire) take(n int, status uint32) error {
 	if _, err := w.packets.Discard(headerBytes); err != nil {
 		return err
 	}
-	if status != socket.StatusContinue || n == 0 { // an error, or the end
+	if status != socket.StatusContinue || n == 0 { // libvirt reports an error, or the end of the stream
 		w.end()
 		_, err := w.packets.Discard(n)
 		return err

@@ -34,7 +34,7 @@ type Image struct {
 	Name     string // image reference that is passed to the engine
 	Floating bool
 	Local    bool
-	Platform *ocispec.Platform // nil = that of the engine
+	Platform *ocispec.Platform // nil = the platform of the engine
 	// Policy says when the image is pulled: PullAlways, PullMissing, PullNever, or "" (see above).
 	Policy string
 	// Namespace is the namespace of the workload; the pull uses the credentials for this namespace.
@@ -44,7 +44,7 @@ type Image struct {
 // The pull policies of an image. They are those of Compose that do not build an image.
 const (
 	PullAlways  = "always"
-	PullMissing = "missing" // also for the tag latest
+	PullMissing = "missing" // pulled only if missing, even if the tag is latest
 	PullNever   = "never"
 )
 

@@ -24,7 +24,7 @@ func TestKilledForMemory(t *testing.T) {
 		{"a child was killed", container.State{Status: container.StateRunning, OOMKilled: true}, "running; a process was killed: the container exceeded its memory limit of 24 MiB"},
 		{"a child was killed, with a health check", container.State{Status: container.StateRunning, OOMKilled: true, Health: &container.Health{Status: container.Healthy}}, "healthy; a process was killed"},
 		{"another signal", container.State{Status: container.StateRestarting, ExitCode: 137}, ""},
-		{"all is well", container.State{Status: container.StateRunning}, ""},
+		{"no process was killed", container.State{Status: container.StateRunning}, ""},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			_, _, message := StateOf(&c.state, 3, limit)

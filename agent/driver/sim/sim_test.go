@@ -212,9 +212,9 @@ func TestImagesOfTheSimulatorBehaveAsNamed(t *testing.T) {
 		"any image runs": {container("nginx:1"), []moment{{0, driver.Running, 0, 0}, {time.Hour, driver.Running, 0, 0}}},
 		"slow": {container("sim/slow:5s"), []moment{
 			{0, driver.Pending, 0, 0}, {4999 * ms, driver.Pending, 0, 0}, {5 * time.Second, driver.Running, 0, 0}}},
-		"crash":         {container("sim/crash:3"), []moment{{49 * ms, driver.Running, 0, 0}, {50 * ms, driver.Failed, 0, 3}}},
-		"crash, latest": {container("sim/crash:latest"), []moment{{50 * ms, driver.Failed, 0, 1}}},
-		"exit":          {container("sim/exit"), []moment{{49 * ms, driver.Running, 0, 0}, {50 * ms, driver.Stopped, 0, 0}}},
+		"crash":                     {container("sim/crash:3"), []moment{{49 * ms, driver.Running, 0, 0}, {50 * ms, driver.Failed, 0, 3}}},
+		"crash with the tag latest": {container("sim/crash:latest"), []moment{{50 * ms, driver.Failed, 0, 1}}},
+		"exit":                      {container("sim/exit"), []moment{{49 * ms, driver.Running, 0, 0}, {50 * ms, driver.Stopped, 0, 0}}},
 		"variables": {container("x", env("SIM_START_DELAY=1s", "SIM_CRASH_AFTER=2s", "SIM_EXIT_CODE=9")), []moment{
 			{999 * ms, driver.Pending, 0, 0}, {2999 * ms, driver.Running, 0, 0}, {3 * time.Second, driver.Failed, 0, 9}}},
 		"always": {container("sim/crash:2", restart("always", 0)), []moment{

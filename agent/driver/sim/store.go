@@ -36,7 +36,7 @@ type record struct {
 	ExitCode int           `json:"exit_code,omitempty"`
 	Note     string        `json:"note,omitempty"`    // why the agent or a person ended the instance
 	Refused  string        `json:"refused,omitempty"` // why the last start failed
-	Class    driver.Class  `json:"class,omitempty"`   // class of Refused
+	Class    driver.Class  `json:"class,omitempty"`   // failure class of the error in Refused
 	Output   []line        `json:"output,omitempty"`
 }
 
