@@ -35,9 +35,9 @@ func TestDecideFollowsItsTable(t *testing.T) {
 			[6]Verb{Nothing, Halt, Halt, Nothing, Nothing, Halt}},
 		{"waits for an order after a restart", desired{running: true, content: "x", waits: true, asked: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Nothing, Nothing, Nothing, Nothing, Nothing, Nothing}},
-		{"waits, other content", desired{running: true, content: "y", waits: true, recreate: true}, observation{content: "x"}, Failure{},
+		{"waits for an order after a restart, other content", desired{running: true, content: "y", waits: true, recreate: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Nothing, Nothing, Recreate, Nothing, Nothing, Nothing}},
-		{"waits, deleting", desired{running: true, content: "x", waits: true, deleting: true}, observation{content: "x"}, Failure{},
+		{"waits for an order after a restart, deleting", desired{running: true, content: "x", waits: true, deleting: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Remove, Remove, Remove, Remove, Remove, Remove}},
 		{"deleting", desired{running: true, content: "x", deleting: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Remove, Remove, Remove, Remove, Remove, Remove}},
@@ -236,12 +236,12 @@ func TestFailedStartIsRetried(t *testing.T) {
 		forgotten    bool // the agent has forgotten the failed start, or an earlier version of the agent counted it as an exit
 		noted        Failure
 	}{
-		{"transient", "no", workload.RuntimeError, false, Failure{}},
-		{"transient, always", "always", workload.RuntimeError, false, Failure{}},
+		{"a failed start", "no", workload.RuntimeError, false, Failure{}},
+		{"a failed start, with restart policy always", "always", workload.RuntimeError, false, Failure{}},
 		{"a taken port", "no", workload.PortBindConflict, false, Failure{}},
 		{"a taken port, with restart policy always", "always", workload.PortBindConflict, false, Failure{}},
-		{"forgotten", "no", workload.RuntimeError, true, Failure{}},
-		{"forgotten, always", "always", workload.RuntimeError, true, Failure{}},
+		{"a failed start that the agent has forgotten", "no", workload.RuntimeError, true, Failure{}},
+		{"a failed start that the agent has forgotten, with restart policy always", "always", workload.RuntimeError, true, Failure{}},
 		{"a failed start that was recorded as an exit", "no", workload.RuntimeError, true, Failure{Class: workload.RuntimeError, Ended: "x", Final: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -50,7 +50,7 @@ func TestUnhealthyWorkloadIsRestarted(t *testing.T) {
 		t.Helper()
 		a := h.act()
 		if a == nil || a.Verb != Look {
-			t.Fatalf("the act is %+v, want a Look", a)
+			t.Fatalf("the core's action is %+v, want a Look", a)
 		}
 		h.step(Done{Act: a, Observed: running(), Began: h.now})
 	}
@@ -58,7 +58,7 @@ func TestUnhealthyWorkloadIsRestarted(t *testing.T) {
 	lookAgain()
 	a := h.act()
 	if a == nil || a.Verb != Restart || !a.Heals {
-		t.Fatalf("the act on an unhealthy workload is %+v", a)
+		t.Fatalf("the core's action on an unhealthy workload is %+v", a)
 	}
 	st := h.s.Get("db").Status
 	if st.State != workload.Pending || st.Reason != ReasonWorking || !strings.Contains(st.Message, "unhealthy: connection refused") || st.RestartCount != 1 {
@@ -68,7 +68,7 @@ func TestUnhealthyWorkloadIsRestarted(t *testing.T) {
 	h.step(Done{Act: a})
 	lookAgain()
 	if w := h.s.Get("db"); w.Status.State != workload.Running || w.Failure.Attempts != 0 || h.act() != nil {
-		t.Fatalf("after the restart the report is %+v, the failure %+v, the act %+v", w.Status, w.Failure, h.act())
+		t.Fatalf("after the restart the report is %+v, the failure %+v, the core's action %+v", w.Status, w.Failure, h.act())
 	}
 	// The workload becomes unhealthy again. The second restart happens only after the back-off.
 	h.step(Checked{ID: "db", State: string(workload.Unhealthy)})
@@ -80,7 +80,7 @@ func TestUnhealthyWorkloadIsRestarted(t *testing.T) {
 	h.step(Tick{})
 	lookAgain()
 	if a = h.act(); a == nil || a.Verb != Restart {
-		t.Fatalf("after the back-off the act is %+v", a)
+		t.Fatalf("after the back-off the core's action is %+v", a)
 	}
 	started = h.now
 	h.step(Done{Act: a})
@@ -94,7 +94,7 @@ func TestUnhealthyWorkloadIsRestarted(t *testing.T) {
 	h.step(Checked{ID: "db", State: string(workload.Unhealthy)})
 	lookAgain()
 	if a = h.act(); a == nil || h.s.Get("db").Healing.Row != 1 {
-		t.Fatalf("the act is %+v, the count %+v", a, h.s.Get("db").Healing)
+		t.Fatalf("the core's action is %+v, the count of restarts %+v", a, h.s.Get("db").Healing)
 	}
 }
 
@@ -125,11 +125,11 @@ func TestHealthCheckOfTheEngineCounts(t *testing.T) {
 	h.step(Listed{Kind: workload.Container, Bound: h.s.engines[0].Bound, Began: h.now, Seen: []workload.Observed{o}})
 	a := h.act()
 	if a == nil || a.Verb != Look {
-		t.Fatalf("the act is %+v, want a Look", a)
+		t.Fatalf("the core's action is %+v, want a Look", a)
 	}
 	h.step(Done{Act: a, Observed: &o, Began: h.now})
 	if a := h.act(); a == nil || a.Verb != Restart || !a.Heals {
-		t.Fatalf("the act is %+v", a)
+		t.Fatalf("the core's action is %+v", a)
 	}
 }
 
@@ -157,7 +157,7 @@ func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 		h.now = h.now.Add(time.Minute)
 		o := stopped(h, h.s.Get("db").Observed.StartedAt)
 		if a := h.unhealthy(); a == nil || a.Verb != Restart || !a.Repeats {
-			t.Fatalf("the act on an unhealthy workload is %+v, want a Restart that no order asks for", a)
+			t.Fatalf("the core's action on an unhealthy workload is %+v, want a Restart that no order asks for", a)
 		}
 		h.s = Restore(h.s.Settings, Saved{Intents: []*Intent{h.s.Intent("db")}, Meta: h.s.Meta}, h.now)
 		h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{workload.Container}})
@@ -168,7 +168,7 @@ func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 		}
 		h.step(Done{Act: h.act(), Observed: o, Began: h.now})
 		if a := h.act(); a == nil || a.Verb != Ensure || !a.Repeats {
-			t.Fatalf("after the restart of the agent the act is %+v, want an Ensure that no order asks for", a)
+			t.Fatalf("after the restart of the agent the core's action is %+v, want an Ensure that no order asks for", a)
 		}
 	})
 	t.Run("the restart failed", func(t *testing.T) {
@@ -180,7 +180,7 @@ func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 		h.step(Tick{})
 		h.step(Done{Act: h.act(), Observed: o, Began: h.now})
 		if a := h.act(); a == nil || a.Verb != Ensure {
-			t.Fatalf("after the failed action the act is %+v, want an Ensure", a)
+			t.Fatalf("after the failed action the core's action is %+v, want an Ensure", a)
 		}
 	})
 	t.Run("not continued: the instance was started again", func(t *testing.T) {
@@ -191,7 +191,7 @@ func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 		o.FinishedAt = h.now.Add(time.Minute)
 		h.step(Done{Act: h.act(), Observed: o, Began: h.now})
 		if a := h.act(); a != nil {
-			t.Fatalf("the instance ended after the restart, and the act is %+v, want none", a)
+			t.Fatalf("the instance ended after the restart, and the core's action is %+v, want none", a)
 		}
 	})
 	t.Run("not continued: a newer order has on_unhealthy: keep", func(t *testing.T) {
@@ -205,7 +205,7 @@ func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 		o.State, o.FinishedAt = workload.Running, time.Time{}
 		h.step(Done{Act: h.act(), Observed: o, Began: h.now})
 		if a := h.act(); a != nil || h.s.Intent("db").Heal {
-			t.Fatalf("after an order with on_unhealthy: keep the act is %+v, Heal %t; want no act and no pending restart", a, h.s.Intent("db").Heal)
+			t.Fatalf("after an order with on_unhealthy: keep the core's action is %+v, Heal %t; want no action and no pending restart", a, h.s.Intent("db").Heal)
 		}
 	})
 	t.Run("not continued: an order arrived during the restart", func(t *testing.T) {
@@ -215,7 +215,7 @@ func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 		h.step(order(6, 7, kept, func(o *Order) { o.OnUnhealthy, o.Traits.HealthCheck = OnUnhealthyRestart, "tcp 80" }))
 		h.restarted(a).look(workload.Running) // the order requires a comparison of its own
 		if h.act() != nil || h.s.Intent("db").Heal {
-			t.Fatalf("after the restart the act is %+v, Heal %t; want no act and no pending restart", h.act(), h.s.Intent("db").Heal)
+			t.Fatalf("after the restart the core's action is %+v, Heal %t; want no action and no pending restart", h.act(), h.s.Intent("db").Heal)
 		}
 	})
 }
@@ -236,6 +236,6 @@ func TestAFailureAfterARestartForHealthIsFinal(t *testing.T) {
 		h.step(Done{Act: h.act(), Observed: o, Began: h.now})
 	}
 	if w := h.s.Get("db"); h.act() != nil || !w.Failure.Final {
-		t.Fatalf("the act is %+v and the failure %+v, want no act and a final failure", h.act(), w.Failure)
+		t.Fatalf("the core's action is %+v and the failure %+v, want no action and a final failure", h.act(), w.Failure)
 	}
 }

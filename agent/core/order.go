@@ -193,8 +193,9 @@ func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
 		x.answer(Answer{Skipped: true, Message: "unchanged", Intent: next, Status: w.Status})
 		return
 	}
-	// If this order is being carried out already, its repetition starts nothing. Its job may have ended just
-	// now, before the agent has observed that, and must not run a second time.
+	// If the agent is carrying this order out already, a repetition of the order starts nothing.
+	// Otherwise a job could run a second time if it has just ended and the agent has not observed its end
+	// yet.
 	t := w.Task
 	if again := t.Open() && !newer && w.follows(old); !again {
 		t = NewTask(ActionApply, o.ID, x.now)

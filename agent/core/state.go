@@ -73,7 +73,7 @@ func (e Engine) Cause() string {
 	case e.Trouble != "":
 		return e.Trouble
 	case !e.Probed:
-		return "not asked yet"
+		return "the agent has not asked the engine yet"
 	}
 	return e.Reason
 }

@@ -348,7 +348,8 @@ func (st *Status) failure(f Failure) {
 	}
 }
 
-// neverAgain is the end of the message about an instance that has ended and stays so.
+// neverAgain is the end of the message about an instance that has ended and that its restart policy does
+// not start again.
 const neverAgain = "; its restart policy does not start it again"
 
 // terminal tells the schedulers that no retry helps.

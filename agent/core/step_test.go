@@ -338,8 +338,9 @@ func TestStepReportsTheEndOfAnExclusiveJobAfterARestart(t *testing.T) {
 	}
 }
 
-// A container with the restart policy no is not run again by the schedulers either if it fails, unless somebody asks for
-// another run. The schedulers repeat failed jobs, and failures of a container without a policy.
+// If a container with the restart policy no fails, the schedulers do not run it again either, unless
+// somebody asks for another run. They do run failed jobs again, and failed containers without a restart
+// policy.
 func TestStepGivesUpAFailedContainerThatNeverRestarts(t *testing.T) {
 	for _, c := range []struct {
 		fact     string
@@ -659,7 +660,7 @@ func TestReportsAskForAnotherNode(t *testing.T) {
 			w.Observed = &workload.Observed{ID: "db", State: c.observed, Content: "c1:former", RuntimeID: "r1"}
 		}
 		if c.observed == workload.Stopped {
-			w.Observed.StartedAt = h.now // it is paused
+			w.Observed.StartedAt = h.now // the container is paused
 		}
 		w.Failure = Failure{Class: c.class, Message: "it failed", Attempts: policy.Limit, OfNode: c.attempts, Next: h.now.Add(time.Minute), At: h.now}
 		x := &step{State: h.s, now: h.now}

@@ -58,9 +58,10 @@ func TestStepRunsAJobOnceIfTheAgentRestarts(t *testing.T) {
 	}
 }
 
-// A service of a stack fails, and its restart policy lets the agent start it again. This start does not carry out a new
-// order, so the driver must not start other services that have ended and whose policies do not restart them. A start
-// for a newer order starts all services of the stack, also if the first attempt of that start fails.
+// A service of a stack fails, and its restart policy lets the agent start it again. This start does not
+// carry out a new order. So the driver must not start other services that have ended and whose restart
+// policies keep them ended. A start for a newer order starts all services of the stack, also if the first
+// attempt of that start fails.
 func TestStepTellsARepeatedStartFromAnOrder(t *testing.T) {
 	h := newHistory(t, nil).step(order(5, 7))
 	a := h.look(workload.Absent).act()

@@ -126,7 +126,7 @@ func TestOffer(t *testing.T) {
 				t.Fatalf("after a restart the overlay got %d views and error %v, want the view with index %d", len(again.views), err, index)
 			}
 			if i, n := k.Have(); i != index || n != incarnation {
-				t.Errorf("after a restart the view is %d of incarnation %d, want %d of %d", i, n, index, incarnation)
+				t.Errorf("after a restart the view has index %d of incarnation %d, want index %d of incarnation %d", i, n, index, incarnation)
 			}
 			foreign := &overlay{}
 			if k, err = New(st, foreign, "c2", slog.New(slog.NewTextHandler(io.Discard, nil))); err != nil || len(foreign.views) != 0 {

@@ -339,7 +339,7 @@ type reconciler struct {
 	networks []plan.ObservedNetwork // as the engine listed them last
 	listed   bool                   // the engine has answered
 	settled  *workload.NetworkView  // view for which the last pass found nothing to do
-	ports    map[int]bool           // ports of bridges that reflect, see kernel.Reflect
+	ports    map[int]bool           // ports of bridges in hairpin mode, see kernel.Reflect
 }
 
 func (r *reconciler) close() {

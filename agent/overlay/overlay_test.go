@@ -102,7 +102,7 @@ func TestWhoReachesWhom(t *testing.T) {
 		want string // the source that the server sees; "" if the connection must fail
 	}{
 		{"member on another node", b1.space, a1.address, b1.address.String()},
-		{"and back", a1.space, b1.address, a1.address.String()},
+		{"the same two members, in the other direction", a1.space, b1.address, a1.address.String()},
 		{"member of the other network on another node", c2.space, a2.address, c2.address.String()},
 		{"the node itself", a.space, a1.address, slice(1, 0).Addr().Next().String()},
 		{"another node to its peer's container", b.space, a1.address, slice(1, 1).Addr().Next().String()},
@@ -434,7 +434,7 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 
 	t.Run("no network", func(t *testing.T) {
 		a.overlay.Set(workload.NetworkView{Cluster: "c1", Index: 3, Address: a.address})
-		testbed.Within(t, 10*time.Second, "nothing of ours", func() error {
+		testbed.Within(t, 10*time.Second, "the overlay has removed everything that it made", func() error {
 			return a.Do(func() error {
 				k, err := openKernel()
 				if err != nil {

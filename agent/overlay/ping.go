@@ -107,7 +107,7 @@ func (g *pinger) largest(ctx context.Context, paths []*path, mtu int) {
 		switch {
 		case !p.Reached || p.low == mtu:
 			return netip.Addr{}, 0
-		case p.high == mtu: // not tried yet, or lost once
+		case p.high == mtu: // a packet of this size was not sent yet, or was lost once
 			return p.inside, mtu
 		case p.high-p.low < pathStep:
 			return netip.Addr{}, 0

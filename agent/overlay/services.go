@@ -27,7 +27,7 @@ const (
 // serviceState is the part of Overlay's state that concerns services. Overlay.mu guards it.
 type serviceState struct {
 	view     workload.ServiceView
-	known    bool          // there is a view
+	known    bool          // a view of the services has arrived
 	told     chan struct{} // closed when a newer view comes
 	served   map[netip.Addr]bool
 	routed   []netip.Prefix // slices of services with a route through their network's bridge, as of the last time that the bridge was ready

@@ -96,10 +96,10 @@ func TestServices(t *testing.T) {
 	}
 	seen := func(from *space, want string) {
 		t.Helper()
-		testbed.Within(t, 10*time.Second, "the service sees "+want, func() error {
+		testbed.Within(t, 10*time.Second, "an instance sees the client "+want, func() error {
 			got, err := from.ask(service)
 			if err == nil && got != want {
-				err = fmt.Errorf("it sees %s", got) // the former instance, until the machine has the new one
+				err = fmt.Errorf("the instance sees the client %s", got) // the former instance, until the machine has the new one
 			}
 			return err
 		})
@@ -240,7 +240,7 @@ func (c *container) hold(t *testing.T) {
 		return err
 	})
 	var running sync.WaitGroup
-	var held []net.Conn // only the first goroutine uses it until it has ended
+	var held []net.Conn // only the accepting goroutine uses held until that goroutine has ended
 	accepting := make(chan struct{})
 	t.Cleanup(func() {
 		_ = l.Close()

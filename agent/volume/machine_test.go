@@ -19,7 +19,7 @@ func machine(t *testing.T) System {
 	t.Helper()
 	testbed.LoopDevices(t)
 	if !(Machine{}).Find("mkfs.ext4") {
-		testbed.Need(t, "mkfs.ext4", errors.New("it is not installed"))
+		testbed.Need(t, "mkfs.ext4", errors.New("mkfs.ext4 is not installed"))
 	}
 	return Machine{}
 }

@@ -40,7 +40,7 @@ const usersDir = ".persys-users"
 // callers share one attempt: mounting from a server that does not answer takes minutes to fail, and must
 // not block the agent's other work.
 type attempt struct {
-	begun, again time.Time     // start of the attempt; time of the next attempt: earlier callers get the error of this one
+	begun, again time.Time     // start of the attempt; time before which callers get its error, without a new attempt
 	done         chan struct{} // closed at the end of the attempt
 	err          error
 }

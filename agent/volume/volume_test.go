@@ -765,7 +765,7 @@ func TestPoolsAreMeasured(t *testing.T) {
 		t.Errorf("before the first measurement Pools returns %v, want none", got)
 	}
 	if !b.m.Measure(t.Context()) || b.m.Measure(t.Context()) {
-		t.Error("only the first Measure changes the offer")
+		t.Error("the first Measure must report that the node's pools changed, and the second must not")
 	}
 	want := Pool{Name: "fast", Type: "local", TotalGB: 100, UsedGB: 40, Path: b.cfg.Pools[1].Path}
 	if got := b.m.Pools(); len(got) != 2 || got[0].Name != DefaultPool || got[1] != want {

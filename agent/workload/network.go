@@ -62,7 +62,7 @@ type ServiceView struct {
 // machine.
 type IngressPort struct {
 	Port uint16
-	UDP  bool // else TCP
+	UDP  bool // true = UDP, false = TCP
 }
 
 // String returns the port as users write it, for example 8080/tcp.

@@ -94,9 +94,10 @@ func (p *planner) ours() bool {
 	return false
 }
 
-// narrow removes from the view the networks and peers (other nodes) that cannot work on this machine, and adds
-// a problem for each. These are networks whose bridges still have containers of a deleted network with the same
-// id, and peers of which the address is IPv4 while that of this node is IPv6, or the reverse.
+// narrow removes from the view the networks and peers (other nodes) that cannot work on this machine, and
+// adds a problem for each. A network cannot work if its bridge still has containers of a deleted network
+// with the same id. A peer cannot work if its address is IPv4 and that of this node is IPv6, or the
+// reverse.
 func (p *planner) narrow() {
 	v := p.View
 	v.Networks, v.Peers = nil, nil

@@ -509,11 +509,11 @@ func TestChoose(t *testing.T) {
 		want  string
 		err   string
 	}{
-		{"the first", slice, nil, "a", "10.216.0.66", ""},
-		{"the next", slice, full[:1], "a", "10.216.0.67", ""},
-		{"its own", slice, full, "w70", "10.216.0.70", ""},
-		{"its own, freed a moment ago", slice, young, "x", "10.216.0.69", ""},
-		{"the one freed first", slice, freed, "a", "10.216.0.73", ""},
+		{"the first address of the slice", slice, nil, "a", "10.216.0.66", ""},
+		{"the next free address", slice, full[:1], "a", "10.216.0.67", ""},
+		{"the address that the workload has", slice, full, "w70", "10.216.0.70", ""},
+		{"the workload's own address, freed a moment ago", slice, young, "x", "10.216.0.69", ""},
+		{"the address that was freed first", slice, freed, "a", "10.216.0.73", ""},
 		{"none, because an address was freed too recently", slice, young, "a", "", "the slice 10.216.0.64/28 has no free address: 9 are in use, 1 were freed less than 5m0s ago"},
 		{"a slice that is too small to be divided", prefix("10.216.0.64/29"), nil, "a", "", "the slice 10.216.0.64/29 is too small: at least 16 addresses are needed"},
 	} {

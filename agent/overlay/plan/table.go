@@ -75,7 +75,7 @@ type Match struct {
 	// Name is the interface for InInterface and OutInterface, and the name of an nftables set for the
 	// kinds whose names end with Set.
 	Name   string
-	Prefix netip.Prefix // Source, Destination
+	Prefix netip.Prefix // the prefix that the kinds Source and Destination compare
 	Port   uint16       // UDPPort
 }
 

@@ -33,9 +33,9 @@ type State struct {
 	Registered bool
 	LeaseUntil time.Time     // end of the lease, on the clock of the machine
 	Lease      time.Duration // length of the last lease
-	Interval   time.Duration // between two heartbeats
+	Interval   time.Duration // time between two heartbeats
 	Acked      uint64        // newest version of workload reports that the schedulers have acknowledged
-	Epoch      core.Epoch    // of the last answer; zero for a legacy v1 scheduler
+	Epoch      core.Epoch    // epoch of the last answer; zero for a legacy v1 scheduler
 	Full       bool          // the next heartbeat has all reports
 
 	sequence  uint64
@@ -49,17 +49,17 @@ func New() State { return State{Interval: defaultInterval, Lease: 3 * defaultInt
 // Answer is what a scheduler answered to a registration or a heartbeat that was sent at the time Sent.
 type Answer struct {
 	Sent     time.Time
-	Epoch    core.Epoch // zero for a legacy v1 scheduler
+	Epoch    core.Epoch // epoch of the scheduler; zero for a legacy v1 scheduler
 	Lease    time.Duration
 	LeaseEnd time.Time     // from a legacy v1 scheduler, which sends no length: the end, by that scheduler's clock; may be zero
-	Interval time.Duration // 0 = as before
+	Interval time.Duration // time between two heartbeats; 0 = as before
 	SendFull bool          // the next heartbeat must have all reports
 }
 
 // Beat says what a heartbeat has to contain.
 type Beat struct {
 	Sequence uint64
-	Full     bool // all reports
+	Full     bool // the heartbeat has the reports of all workloads
 	Legacy   bool // the receiver is a legacy v1 scheduler
 }
 
