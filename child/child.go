@@ -223,8 +223,8 @@ func (r *Runner) ended(ctx context.Context, err error, said string) error {
 	// the memory limit.
 	case strings.HasPrefix(said, "SIGSEGV"), strings.Contains(said, "out of memory"), strings.Contains(said, "cannot allocate memory"), strings.Contains(said, "failed to allocate"):
 		return &Ended{Cause: Memory}
-	// The kernel kills a child that reaches its limit of CPU time, but also when the machine has no memory
-	// left. The measured CPU time shows which of the two it was. It may be below the limit, because the kernel
+	// The kernel kills a child that reaches its limit of CPU time, and also when the machine has no memory
+	// left. The measured CPU time tells these cases apart. It may be below the limit, because the kernel
 	// checks the limit by counting clock ticks, and on a busy machine this count is too high.
 	case errors.As(err, &exit) && killed(exit) && exit.UserTime()+exit.SystemTime() >= r.Limits.CPU/2:
 		return &Ended{Cause: CPU}

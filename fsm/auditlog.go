@@ -319,6 +319,6 @@ func (c *checker) audit() {
 			before, size = r.Hash, size+r.size()
 			return true
 		})
-		c.must(before == a.head && size == a.bytes, "audit log %s: the last hash differs from the one in its head, or it has %d bytes, not %d", l, size, a.bytes)
+		c.must(before == a.head && size == a.bytes, "audit log %s: the hash of its last record differs from the stored hash, or its records have %d bytes, not %d", l, size, a.bytes)
 	}
 }

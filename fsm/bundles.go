@@ -31,9 +31,9 @@ type bundleView interface {
 	Bundle(digest string) (*Bundle, bool)
 }
 
-// bundlesFault checks the bundles (sealed archives with the files of Compose stacks) of a command. It returns an
-// error text if a bundle in offered, the bundles that the command carries, is invalid, or if a workload in puts
-// refers to a bundle that neither the command nor the state has; "" otherwise.
+// bundlesFault checks the bundles (sealed archives with the files of Compose stacks) of a command. offered
+// are the bundles that the command carries. It returns an error text if an offered bundle is invalid, or if a
+// workload in puts refers to a bundle that neither the command nor the state has; "" otherwise.
 func bundlesFault(v bundleView, offered []*commandv1.Bundle, puts []*commandv1.WorkloadPut) string {
 	for _, b := range offered {
 		if fault := bounds.BundleFault(b.GetDigest(), b.GetData()); fault != "" {

@@ -131,7 +131,7 @@ func TestConditions(t *testing.T) {
 			is(t, "kept", res.Items[0].Deleted, false)
 			is(t, "deleted", res.Items[1], Item{ID: "g-1", Generation: res.Items[1].Generation, Revision: res.Items[1].Revision, Deleted: true})
 			w.ok(puts("g", of(0), of(1)))
-			is(t, "items without it", len(w.ok(puts("g", of(0))).Items), 1)
+			is(t, "number of items without list_deleted", len(w.ok(puts("g", of(0))).Items), 1)
 		}},
 	})
 }

@@ -153,14 +153,14 @@ func TestJobs(t *testing.T) {
 			t.Error("node a has removed the instance, but still has a residual for it")
 		}
 	})
-	t.Run("the same specification, also with another priority, does not run it again", func(t *testing.T) {
+	t.Run("an apply of the same specification, even with another priority, does not run a finished job again", func(t *testing.T) {
 		w := done(t)
 		is(t, "unchanged", w.ok(put("pack", job())).Items[0].Unchanged, true)
 		w.ok(put("pack", job(), demand(func(d *commandv1.Demand) { d.Priority = 3; d.Job = &commandv1.Job{} })))
 		is(t, "status", w.workload("pack").Status, StatusStopped)
 		is(t, "finished", w.workload("pack").Finished(), true)
 	})
-	t.Run("other content and a restart run it again", func(t *testing.T) {
+	t.Run("an apply of other content, and a restart, run a finished job again", func(t *testing.T) {
 		for name, c := range map[string]Command{"content": put("pack", job(), content("c1:other")), "restart": userRetry("pack")} {
 			w := done(t)
 			w.ok(c)

@@ -119,7 +119,7 @@ func TestKeyRotation(t *testing.T) {
 	is(t, "a late value under a retired key", w.do(put("late", withSecret(keyA, "x"))).Kind, Conflict)
 	is(t, "a value of another cluster", w.do(put("other", withSecret(otherKey, "x"))).Kind, OK)
 	is(t, "begin with a retired key", w.do(keyStep(KeyBegin, keyA, "")).Kind, Invalid)
-	is(t, "the other key stays", strings.Join(w.s.SealedKeys(), " "), keyB+" "+otherKey)
+	is(t, "the key of another cluster stays", strings.Join(w.s.SealedKeys(), " "), keyB+" "+otherKey)
 }
 
 // TestAResealNeverOverwritesANewValue: a user changes a value after the leader has sealed the former one again. The
@@ -149,7 +149,7 @@ func TestAResealNeverOverwritesANewValue(t *testing.T) {
 func TestALostNewKeyIsReplaced(t *testing.T) {
 	w := withEverySeal(t)
 	w.ok(keyStep(KeyBegin, keyB, ""))
-	is(t, "another key without naming the lost one", w.do(keyStep(KeyBegin, keyC, "")).Kind, Conflict)
+	is(t, "begin with another key that does not name the lost key", w.do(keyStep(KeyBegin, keyC, "")).Kind, Conflict)
 	w.ok(keyStep(KeyBegin, keyC, keyB))
 	is(t, "switch to the lost key", w.do(keyStep(KeySwitch, keyB, "")).Kind, Conflict)
 	is(t, "retired keys", slices.Equal(w.s.Info().RetiredKeyIDs, []string{keyB}), true)

@@ -411,7 +411,8 @@ func (t *Tx) deleteNetwork(b *commandv1.DeleteNetwork) Result {
 }
 
 // awaits returns a group whose unfinished update needs network n, because a waiting or a previous
-// specification of the update names it; "" if no group does. why says which of the two.
+// specification of the update names n; "" if no group does. why names the kind of these specifications, for
+// the error text.
 func (t *Tx) awaits(n *Network) (group, why string) {
 	needs := func(p *commandv1.WorkloadPut) bool {
 		return cmp.Or(p.GetNamespace(), DefaultNamespace) == n.In() && slices.Contains(p.GetDemand().GetNetworks(), n.Name)

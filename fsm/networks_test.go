@@ -252,7 +252,7 @@ func TestSlices(t *testing.T) {
 		is(t, "node", n.Slices[0].Node, "")
 		is(t, "rests", n.Slices[0].FreeAt, w.s.Info().Clock+SliceRest)
 	})
-	t.Run("a workload that gets a network where it runs gets a slice there", func(t *testing.T) {
+	t.Run("if a new specification adds a network to a placed workload, its node gets a slice", func(t *testing.T) {
 		w := start(t)
 		w.place("web", "a")
 		is(t, "none before", w.slice("back", "a"), "")
@@ -266,16 +266,16 @@ func TestSlices(t *testing.T) {
 		w.place("web", "a", inNetworks("back"))
 		given := index()
 		w.place("api", "a", inNetworks("back"))
-		is(t, "a second member changes no view", index(), given)
+		is(t, "network index after a second member", index(), given)
 		w.ok(w.evict("web", CodeDraining, true))
 		w.ok(w.evict("api", CodeDraining, true))
 		w.ok(w.assign("api", "a"))
-		is(t, "the last member that leaves, and the next one, change no view", index(), given)
+		is(t, "network index after the last member left and another one came", index(), given)
 		w.ok(register("b", networked("10.0.0.9")))
-		is(t, "the address of a node without slice changes no view", index(), given)
+		is(t, "network index after a new address of a node without a slice", index(), given)
 		w.ok(register("a", networked("10.0.0.8")))
 		if created >= given || index() != w.index {
-			t.Errorf("indexes %d, %d and %d, want the first slice and the new address to raise it (now %d)", created, given, index(), w.index)
+			t.Errorf("the network index is %d after the creation, %d after the first slice and %d after the new address; want it to grow each time, and to be %d at last", created, given, index(), w.index)
 		}
 	})
 }

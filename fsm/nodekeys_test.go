@@ -59,7 +59,7 @@ func TestPeopleSetLabelsAndTaints(t *testing.T) {
 	gpu := Taint{Key: "gpu", Effect: TaintNoSchedule}
 	spot := func(seconds uint32) Taint { return Taint{Key: "spot", Effect: TaintNoExecute, Seconds: seconds} }
 	prove(t, []fact{
-		{"a label set by a person replaces the one of the agent, also after a registration", func(t *testing.T, w *world) {
+		{"a label set by a person replaces the label of the agent, even after a registration", func(t *testing.T, w *world) {
 			w.ok(register("a", reports(map[string]string{"zone": "x", "disk": "ssd"})))
 			w.ok(labelNode("a", "zone=y"))
 			is(t, "labels", labelsOf(w.node("a")), "{disk ssd} {zone y}")

@@ -200,7 +200,7 @@ func TestObjects(t *testing.T) {
 			is(t, "changed workloads", len(res.Items), 2)
 			is(t, "changed workload", res.Items[1].ID, "web")
 			after := w.workload("web")
-			is(t, "the content is another one", after.Content != before.Content && after.Generation != before.Generation, true)
+			is(t, "content and generation have changed", after.Content != before.Content && after.Generation != before.Generation, true)
 			is(t, "version", w.uses("web"), "secret/db@2")
 			is(t, "a workload with keep stays", w.workload("other").Generation, other.Generation)
 			is(t, "the same put again", w.do(put("web", using("secret/db"))).Items[0].Unchanged, true)
@@ -213,7 +213,7 @@ func TestObjects(t *testing.T) {
 			is(t, "bytes", w.s.UseOf(DefaultNamespace).Bytes, 90)
 			is(t, "total", w.s.Total().Bytes, 90)
 		}},
-		{"events of the default namespace belong to it", func(t *testing.T, w *world) {
+		{"an event about an object of namespace default belongs to that namespace", func(t *testing.T, w *world) {
 			w.ok(putObject(KindSecret, "db", "a", ""))
 			is(t, "namespace", w.eventOf(EventSecretChanged).In(), DefaultNamespace)
 		}},

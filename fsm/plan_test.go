@@ -305,12 +305,12 @@ func TestExplainUnplaced(t *testing.T) {
 			w.place("web", "a")
 			told := explain("web", CodeDispatchFailed, "the order could not be delivered", w.generation("web"))
 			w.ok(told)
-			is(t, "before it is accepted", w.workload("web").Reason.Code, CodeDispatchFailed)
+			is(t, "reason code before the order is accepted", w.workload("web").Reason.Code, CodeDispatchFailed)
 			w.ok(w.says("web", "Failed"))
 			w.ok(w.retry("web", 1, 0, true))
 			why := w.workload("web").Reason
 			skipped(t, w.do(told), "accepted the order")
-			is(t, "after it was given up", w.workload("web").Reason, why)
+			is(t, "reason after the workload was given up", w.workload("web").Reason, why)
 		}},
 		{"an explanation keeps the generation", func(t *testing.T, w *world) {
 			w.ok(put("web"))
@@ -385,7 +385,7 @@ func TestReportsOfNodes(t *testing.T) {
 			w.place("web", "a")
 			is(t, "skipped", w.do(w.says("web", "Dancing")).Skipped, 1)
 		}},
-		{"reports of a peer without generations count after it accepted the order", func(t *testing.T, w *world) {
+		{"reports of a legacy v1 agent, which sends no generations, count after the agent accepted the order", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			running := func(r *commandv1.WorkloadReport) { r.Generation, r.State = nil, "Running" }
 			is(t, "skipped before", w.do(of(w, "web", running)).Skipped, 1)

@@ -177,10 +177,10 @@ func (t *Tx) judgedIn(in string, p *commandv1.WorkloadPut) (Result, bool) {
 	return judgedBy(by, p, in)
 }
 
-// judgedAgain checks the stored specification of w against the policy of today, because a person starts, restarts or
-// runs it. If the namespace has no policy and none applied when the specification was stored, an admin stored it and
-// nothing has become stricter, so the caller may start it also without an admin's rights. The priority is that of the
-// record. What the cluster does by itself, such as a move or a run of a cron, is not judged again.
+// judgedAgain checks the stored specification of w against the present policy, because a person starts, restarts or
+// runs w. It checks nothing if the namespace has no policy now and had none when the specification was stored: an
+// admin stored it, and no policy has become stricter since. The priority is that of the record. Actions of the
+// cluster itself, such as a move or a run of a cron, are not checked again.
 func (t *Tx) judgedAgain(w *Workload) (Result, bool) {
 	if w.Policy == "" && t.state().PolicyIn(w.In()) == nil {
 		return Result{}, true

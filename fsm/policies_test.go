@@ -58,10 +58,10 @@ func TestPolicyOfAPut(t *testing.T) {
 		{"an operator of all namespaces is checked against the policy baseline", "", unprivileged, privileged, []string{"container.field", `"baseline"`, "rule privileged", "policy bind"}, ""},
 		{"an operator of all namespaces may put an ordinary workload", "", unprivileged, asking(policy.RuleUser, "1000"), nil, "baseline"},
 		{"an admin is checked against a bound policy", "baseline", admin, privileged, []string{`"baseline"`}, ""},
-		{"a bound policy replaces baseline", "restricted", member, asking(policy.RuleUser, "0"), []string{`"restricted"`, "rule users"}, ""},
-		{"privileged admits a confined caller and is recorded", "privileged", member, privileged, nil, "privileged"},
-		{"privileged admits an operator of all namespaces and is recorded", "privileged", unprivileged, privileged, nil, "privileged"},
-		{"privileged is not recorded for an admin", "privileged", admin, privileged, nil, ""},
+		{"a bound policy replaces the policy baseline", "restricted", member, asking(policy.RuleUser, "0"), []string{`"restricted"`, "rule users"}, ""},
+		{"the policy privileged admits a confined caller and is recorded", "privileged", member, privileged, nil, "privileged"},
+		{"the policy privileged admits an operator of all namespaces and is recorded", "privileged", unprivileged, privileged, nil, "privileged"},
+		{"the policy privileged is not recorded for an admin", "privileged", admin, privileged, nil, ""},
 		{"a policy that is not built in", "own", member, privileged, []string{`"own"`}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

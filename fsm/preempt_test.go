@@ -147,11 +147,11 @@ func TestTimesOfPreemptions(t *testing.T) {
 		return out
 	}
 	first := w.workload("c").PreemptedAt
-	is(t, "all, the earliest first", strings.Join(list(0), " "), "c a b")
-	is(t, "those after the first", strings.Join(list(first), " "), "a b")
-	is(t, "those after now", len(list(w.now)), 0)
+	is(t, "all preempted workloads, the earliest first", strings.Join(list(0), " "), "c a b")
+	is(t, "workloads preempted after the first", strings.Join(list(first), " "), "a b")
+	is(t, "number of workloads preempted after the present time", len(list(w.now)), 0)
 	w.ok(remove("a", true))
-	is(t, "without a deleted one", strings.Join(list(0), " "), "c b")
+	is(t, "preempted workloads after one was deleted", strings.Join(list(0), " "), "c b")
 	if err := w.s.Check(); err != nil {
 		t.Fatal(err)
 	}

@@ -67,10 +67,10 @@ func TestMoveWorkloads(t *testing.T) {
 	is(t, "target in the event", detail(e, "to"), "b")
 	is(t, "gain in the event", detail(e, "gain_percent"), "12.3")
 	_, left := w.s.Residual("a", "web")
-	is(t, "node a still has to stop it", left, true)
+	is(t, "node a has a residual of the workload", left, true)
 	w.ok(gone("web", "a", nil))
 	w.bind("web", "b")
-	is(t, "the move is remembered", w.workload("web").Moved.To, "b")
+	is(t, "target in the recorded move", w.workload("web").Moved.To, "b")
 }
 
 // TestMovesAreJudgedAgain: a planned move that the present state no longer permits is skipped with
@@ -309,5 +309,5 @@ func TestAMoveAfterADroppedOne(t *testing.T) {
 	is(t, "skipped", res.Skipped, 3)
 	is(t, "why", strings.Contains(res.Items[1].Reason, `an earlier move from or to node "a" was dropped`), true)
 	res = w.do(moves(first, w.move("three", "c", "d")))
-	is(t, "the independent one", res.Items[1].Kind, OK)
+	is(t, "kind of a move between other nodes", res.Items[1].Kind, OK)
 }

@@ -122,7 +122,7 @@ func TestReceiptRetention(t *testing.T) {
 					is(t, "duplicate", res.Duplicate, true)
 				}
 			}
-			is(t, "too old leaves no receipt", tx.Commit().ReceiptCount(), c.kept)
+			is(t, "number of receipts after refusals as too old", tx.Commit().ReceiptCount(), c.kept)
 		})
 	}
 	t.Run("the oldest receipts are dropped when the total size is over the limit", func(t *testing.T) {

@@ -107,7 +107,7 @@ func TestRestoredMergesBackupAndPresentState(t *testing.T) {
 			_, remembered := s.Tombstone("old")
 			is(t, "a tombstone of the deleted workload exists", remembered, true)
 		}},
-		{"the new incarnation is above both former ones even if the clock is behind", func(t *testing.T, w *world) {
+		{"the new incarnation is above the incarnations of both states even if the clock is behind", func(t *testing.T, w *world) {
 			s, err := Restored(w.s, w.s, RestoreInfo{At: 0})
 			if err != nil {
 				t.Fatal(err)

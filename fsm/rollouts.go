@@ -514,8 +514,8 @@ func (t *Tx) setRollout(b *commandv1.SetRollout) Result {
 	return Result{}
 }
 
-// judgedWaiting checks the specifications that an update has not given to its members yet against the policy of today,
-// because a person asks to go on with them.
+// judgedWaiting checks the specifications that an update has not given to its members yet against the present policy,
+// because a person asks to continue the update.
 func (t *Tx) judgedWaiting(r *rollout.Rollout) (Result, bool) {
 	var puts []*commandv1.WorkloadPut
 	for _, m := range r.Members {

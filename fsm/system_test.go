@@ -83,7 +83,7 @@ func TestMembersOfASystemWorkload(t *testing.T) {
 			t.Errorf("the member of node a is %+v with demand %+v, want owner and group log and a constraint on node a", m, m.Demand)
 		}
 	})
-	t.Run("a node has one member", func(t *testing.T) {
+	t.Run("a node gets only one member of a system workload", func(t *testing.T) {
 		w := start(t)
 		if r := w.do(placeMembers(w.member("log", "a"))); r.Skipped != 1 || !strings.Contains(r.Reason, "already") {
 			t.Errorf("a second member for node a gave the result %+v, want it skipped", r)

@@ -350,7 +350,7 @@ func TestVolumes(t *testing.T) {
 			w.ok(c)
 			refused(t, w.do(dropNamespace("lab")), Conflict, "1 volumes", "persysctl volume list")
 		}},
-		{"the volumes of a template are those of its children", func(t *testing.T, w *world) {
+		{"a template gets no volumes of its own", func(t *testing.T, w *world) {
 			w.ok(put("sys", mounts("local:data"), demand(func(d *commandv1.Demand) { d.Template = &commandv1.Template{Kind: TemplateSystem} })))
 			is(t, "volumes", w.volumes(), "")
 		}},
@@ -376,7 +376,7 @@ func TestQuotaOfVolumes(t *testing.T) {
 	w.run("first")
 	w.ok(remove("first", false))
 	w.ok(gone("first", "a", nil))
-	is(t, "used volumes with the kept one", w.s.UseOf("lab").Volumes, 2)
+	is(t, "number of used volumes, including the kept volume", w.s.UseOf("lab").Volumes, 2)
 	w.ok(put("fourth", in, mounts("local:data")))
 	w.ok(remove("fourth", false))
 	c = deleteVolume("data", "a")

@@ -243,7 +243,7 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 	}
 	for i, n := range d.GetNetworks() {
 		if !ValidID(n) || slices.Contains(d.GetNetworks()[:i], n) {
-			return fmt.Sprintf("demand.networks[%d]: %.64q must be there once and match %s", i, n, IDRule)
+			return fmt.Sprintf("demand.networks[%d]: %.64q must be listed once and match %s", i, n, IDRule)
 		}
 	}
 	if fault := volumesFault(d.GetVolumes()); fault != "" {

@@ -11,14 +11,14 @@ func TestExcessNamesExceededLimits(t *testing.T) {
 		used, asked Amounts
 		want        string
 	}{
-		"devices count, too":                       {Amounts{Devices: 2}, Amounts{Devices: 1}, "devices: 2 used, 1 more asked for, limit 2"},
-		"a sum equal to the limit fits":            {Amounts{CPU: 3000}, Amounts{CPU: 1000}, ""},
-		"a sum above the limit does not fit":       {Amounts{CPU: 3000}, Amounts{CPU: 1001}, "cpu_millicores: 3000 used, 1001 more asked for, limit 4000"},
-		"a limit of 0 allows any amount":           {Amounts{Disk: 1 << 40}, Amounts{Disk: 1 << 40}, ""},
-		"every exceeded limit is named":            {Amounts{CPU: 4000, Workloads: 3}, Amounts{CPU: 1, Workloads: 1}, "cpu_millicores: 4000 used, 1 more asked for, limit 4000; workloads: 3 used, 1 more asked for, limit 3"},
-		"an amount above its limit may shrink":     {Amounts{CPU: 9000}, Amounts{CPU: -1000}, ""},
-		"other amounts may grow while one is over": {Amounts{CPU: 9000}, Amounts{Memory: 1024}, ""},
-		"an amount above its limit may not grow":   {Amounts{CPU: 9000}, Amounts{CPU: 1}, "cpu_millicores: 9000 used, 1 more asked for, limit 4000"},
+		"devices count, too":                                         {Amounts{Devices: 2}, Amounts{Devices: 1}, "devices: 2 used, 1 more asked for, limit 2"},
+		"a sum equal to the limit fits":                              {Amounts{CPU: 3000}, Amounts{CPU: 1000}, ""},
+		"a sum above the limit does not fit":                         {Amounts{CPU: 3000}, Amounts{CPU: 1001}, "cpu_millicores: 3000 used, 1001 more asked for, limit 4000"},
+		"a limit of 0 allows any amount":                             {Amounts{Disk: 1 << 40}, Amounts{Disk: 1 << 40}, ""},
+		"every exceeded limit is named":                              {Amounts{CPU: 4000, Workloads: 3}, Amounts{CPU: 1, Workloads: 1}, "cpu_millicores: 4000 used, 1 more asked for, limit 4000; workloads: 3 used, 1 more asked for, limit 3"},
+		"an amount above its limit may shrink":                       {Amounts{CPU: 9000}, Amounts{CPU: -1000}, ""},
+		"other amounts may grow while one amount is above its limit": {Amounts{CPU: 9000}, Amounts{Memory: 1024}, ""},
+		"an amount above its limit may not grow":                     {Amounts{CPU: 9000}, Amounts{CPU: 1}, "cpu_millicores: 9000 used, 1 more asked for, limit 4000"},
 	} {
 		if got := Excess(c.used, c.asked, limit); got != c.want {
 			t.Errorf("%s: Excess returned the refusal %q, want %q (empty: within the quota)", name, got, c.want)

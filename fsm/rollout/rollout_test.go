@@ -112,7 +112,7 @@ func TestNextStepOfAnUpdate(t *testing.T) {
 			"fail: waited too long for b to be available again: at most 1 may be missing; revert"},
 		{"changed and deleted members do not hold up the rollout", "a:waiting,up b:waiting,other c:waiting,gone", 160, "take a"},
 		{"the rollout completes with the last member", "a:updated,up b:updating,up", 110, "settle b; complete"},
-		{"a rollout completes when all are updated and one is down", "a:updated,up b:updated,down", 110, "complete"},
+		{"a rollout completes when all members are updated, even if one is down", "a:updated,up b:updated,down", 110, "complete"},
 		{"a member misses its deadline", "a:waiting,up b:updating,down", 160, "fail: b was not healthy for 10 s within 60 s; revert"},
 		{"the retries of a member are exhausted", "a:waiting,up b:updating,given-up", 101, "fail: b was given up: RetriesExhausted; revert"},
 		{"stopped members are updated at once", "a:waiting,stopped b:waiting,stopped c:waiting,up", 100, "take a,b,c"},
@@ -138,7 +138,7 @@ func TestNextStepOfAnUpdate(t *testing.T) {
 		{"start-first: no surge member is made if no member waits", "a:waiting,other x:extra,none", 100, "complete"},
 
 		{"canary: the canary is changed first", "a:waiting,up b:waiting,up!", 100, "take b"},
-		{"canary: the others wait until it has settled", "a:waiting,up b:updating,up!", 101, "wait until 110 for b to be healthy for 10 s"},
+		{"canary: the other members wait until the canary has settled", "a:waiting,up b:updating,up!", 101, "wait until 110 for b to be healthy for 10 s"},
 		{"canary: then the update waits for its promotion", "a:waiting,up b:updating,up!", 110, "settle b; await"},
 		{"canary: a member that is down waits for the promotion", "a:waiting,down b:updated,up!", 110, "await"},
 		{"canary: a stopped member waits for the promotion", "a:waiting,stopped b:updated,up!", 110, "await"},
