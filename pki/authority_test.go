@@ -73,7 +73,7 @@ func TestSignIssuesCertificates(t *testing.T) {
 		t.Errorf("the chain of the issued certificate has %d certificates, want 3", n)
 	}
 	if d := now.Sub(IssuedAt(got.Cert)); d < 0 || d > time.Second {
-		t.Errorf("IssuedAt is %s ago", d)
+		t.Errorf("IssuedAt is %s before the time of issue, want at most 1 s", d)
 	}
 	if d := RenewAt(got.Cert).Sub(now); d < 15*time.Hour || d > 16*time.Hour+time.Second {
 		t.Errorf("RenewAt is after %s, want two thirds of 24 h", d)

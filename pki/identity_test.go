@@ -190,10 +190,10 @@ func TestPermissionsOfIdentities(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if got := tc.id.IsAnonymous(); got != tc.anonymous {
-				t.Errorf("IsAnonymous = %v", got)
+				t.Errorf("IsAnonymous returned %v, want %v", got, tc.anonymous)
 			}
 			if got := tc.id.SpeaksFor("n1"); got != tc.speaks {
-				t.Errorf("SpeaksFor(n1) = %v", got)
+				t.Errorf("SpeaksFor of node n1 returned %v, want %v", got, tc.speaks)
 			}
 		})
 	}

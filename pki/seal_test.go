@@ -257,17 +257,17 @@ func TestSealSame(t *testing.T) {
 	}
 	sealed := k.SealSame([]byte("hooks"), []byte("web"))
 	if again := k.SealSame([]byte("hooks"), []byte("web")); again != sealed {
-		t.Errorf("the second call returned %s, the first %s", again, sealed)
+		t.Errorf("SealSame of equal values must return equal texts, but returned %s and %s", again, sealed)
 	}
 	for _, other := range []string{k.SealSame([]byte("hook"), []byte("web")), k.SealSame([]byte("hooks"), []byte("we")), k.SealSame([]byte("bhooks"), []byte("we"))} {
 		if other[len(SealPrefix)+17:][:32] == sealed[len(SealPrefix)+17:][:32] {
-			t.Errorf("%s has the nonce of %s", other, sealed)
+			t.Errorf("SealSame of different values or contexts must use different nonces, but %s has the nonce of %s", other, sealed)
 		}
 	}
 	if got, err := k.Open(sealed, []byte("web")); err != nil || string(got) != "hooks" {
-		t.Errorf("Open returned %q, %v", got, err)
+		t.Errorf("Open returned %q, error %v, want hooks", got, err)
 	}
 	if _, err := k.Open(sealed, []byte("db")); !errors.Is(err, ErrTampered) {
-		t.Errorf("Open in another context returned %v", err)
+		t.Errorf("Open in another context returned %v, want ErrTampered", err)
 	}
 }

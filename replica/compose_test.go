@@ -83,7 +83,7 @@ func TestTokenDirsAreChecked(t *testing.T) {
 		}
 		cfg.TokenDirs = dirs
 		if err := cfg.complete(); err == nil || !strings.Contains(err.Error(), "SCHEDULER_TOKEN_DIR") {
-			t.Errorf("%v: %v", dirs, err)
+			t.Errorf("the token folders %v gave error %v, want one that names SCHEDULER_TOKEN_DIR", dirs, err)
 		}
 	}
 }

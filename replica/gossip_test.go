@@ -66,13 +66,13 @@ func TestGossipKeyRotates(t *testing.T) {
 		t.Helper()
 		r, err := Start(ctx, configure(name, token), "test", slog.New(slog.DiscardHandler))
 		if err != nil {
-			t.Fatalf("%s: %v", name, err)
+			t.Fatalf("the start of scheduler %s returned %v, want success", name, err)
 		}
 		rctx, stop := context.WithCancel(ctx)
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			if err := r.Run(rctx); err != nil {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("Run of scheduler %s returned %v, want success", name, err)
 			}
 		})
 		t.Cleanup(func() { stop(); wg.Wait() })

@@ -53,7 +53,7 @@ func TestHealthAnswers503OnlyForFaults(t *testing.T) {
 		}
 		reason, _ := got["reason"].(string)
 		if w.Code != c.code || got["status"] != c.status || got["mode"] != c.mode || !strings.Contains(reason, c.reason) {
-			t.Errorf("%s: %d %s", c.fact, w.Code, w.Body)
+			t.Errorf("case %s: /health answered %d %s, want %d, status %s, mode %s", c.fact, w.Code, w.Body, c.code, c.status, c.mode)
 		}
 		want := []string{"index", "leader", "mirror", "mode", "modeChangedAt", "reason", "role", "status", "term"}
 		if keys := slices.Sorted(maps.Keys(got)); !slices.Equal(keys, want) {

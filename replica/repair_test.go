@@ -139,12 +139,12 @@ func TestDamagedDataIsRepaired(t *testing.T) {
 			return err
 		}
 		if code != http.StatusServiceUnavailable || h.Status != "damaged" || h.Mode != "degraded" || !strings.Contains(h.Reason, "log.db") || !strings.Contains(h.Reason, "no leader answers") {
-			return fmt.Errorf("%d %s", code, body)
+			return fmt.Errorf("/health answered %d %s, want 503, damaged, with the damaged file and the reason of the wait", code, body)
 		}
 		return nil
 	})
 	if _, body, err := get(ctx, url+"/metrics"); err != nil || !strings.Contains(string(body), "\npersys_scheduler_repair_waiting 1\n") {
-		t.Errorf("metrics %s, %v", body, err)
+		t.Errorf("/metrics answered %s (error %v), want persys_scheduler_repair_waiting 1", body, err)
 	}
 	if c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", cfgs[2].GRPCPort)); err == nil {
 		c.Close()

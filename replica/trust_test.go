@@ -39,7 +39,7 @@ func TestCertificateFollowsTheAddress(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !pki.Covers(leaf, hosts) {
-			t.Errorf("with hosts %v the certificate is for %v and %v", hosts, leaf.DNSNames, leaf.IPAddresses)
+			t.Errorf("the certificate is for %v and %v, want all hosts %v", leaf.DNSNames, leaf.IPAddresses, hosts)
 		}
 		return tr, leaf.Raw
 	}
@@ -148,7 +148,7 @@ func TestInitRefusesSettingsThatWaitForReplicas(t *testing.T) {
 	for _, c := range []Config{{BootstrapExpect: 3}, {Join: []string{"10.0.0.2:8088"}}} {
 		c.Init, c.DataDir, c.TLSCert = true, t.TempDir(), defaultCert
 		if _, err := c.identity(t.Context(), pki.KeyFile{}, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "SCHEDULER_BOOTSTRAP_EXPECT") {
-			t.Errorf("got %v", err)
+			t.Errorf("identity with --init and settings of other replicas returned %v, want an error that names SCHEDULER_BOOTSTRAP_EXPECT", err)
 		}
 	}
 }
@@ -186,7 +186,7 @@ func TestARevokedAdminStaysRevoked(t *testing.T) {
 	again := func() (admitted string) {
 		t.Helper()
 		if done, err := r.beginTrust(ctx, true); !done || err != nil {
-			t.Errorf("done %t, %v", done, err)
+			t.Errorf("beginTrust returned done %t, error %v, want it done", done, err)
 		}
 		a, _ := r.node.Store().View().Admission("user", "admin")
 		return a.Fingerprint
@@ -231,7 +231,7 @@ func TestARevokedAdminStaysRevoked(t *testing.T) {
 		t.Fatalf("the admin's certificate ends at %s (error %v), want it valid for at least 23 hours", made.NotAfter, err)
 	}
 	if now, _ := r.node.Store().View().Admission("user", "admin"); now.Fingerprint != pki.Fingerprint(made.Raw) || now.Access != "admin" {
-		t.Errorf("admitted as %+v", now)
+		t.Errorf("the admission of the admin is %+v, want the new certificate with access admin", now)
 	}
 	// Now the state says that the admin has renewed the identity on another machine. The scheduler must not replace
 	// that certificate.

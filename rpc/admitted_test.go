@@ -68,7 +68,7 @@ func TestACertificateAloneGivesNothing(t *testing.T) {
 				}
 				for full, err := range all {
 					if status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), errNotAdmitted.Error()) {
-						t.Errorf("%s: %v", full, err)
+						t.Errorf("call %s returned %v, want Unauthenticated, because the caller is not admitted", full, err)
 					}
 				}
 			})
@@ -88,7 +88,7 @@ func TestQuestionsAboutTheUnadmittedAreBounded(t *testing.T) {
 		seen[status.Code(err)]++
 	}
 	if len(seen) != 2 || seen[codes.Unauthenticated] < unadmittedBurst || seen[codes.ResourceExhausted] == 0 {
-		t.Errorf("answers: %v", seen)
+		t.Errorf("the answers by code are %v, want at least %d Unauthenticated, and some ResourceExhausted", seen, unadmittedBurst)
 	}
 }
 
@@ -245,7 +245,7 @@ func TestACutOffReplicaServesNoPeople(t *testing.T) {
 	w.replicas[1].old(rightsBound)
 	for name, do := range reads {
 		if err := do(); status.Code(err) != codes.Unavailable || dial.Reason(err) != dial.ReasonNoLeader || !strings.Contains(err.Error(), "cut off") {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("call %s at the cut-off replica returned %v, want Unavailable because it is cut off", name, err)
 		}
 	}
 	for err = nil; err == nil; {

@@ -70,7 +70,7 @@ func TestDeliverChecksTheAgentsCertificate(t *testing.T) {
 		before := victim.applied()
 		_, err := deliver(t, "thief", victim.addr)
 		if err == nil || !strings.Contains(strings.ReplaceAll(err.Error(), `\"`, `"`), `agent "victim", which is not the agent of node "thief"`) {
-			t.Errorf("got %v", err)
+			t.Errorf("the order to node thief returned %v, want a refusal that names agent victim", err)
 		}
 		is(t, "orders that reached the victim", victim.applied(), before)
 	})

@@ -310,7 +310,7 @@ func TestApplyStreamAnswersInOrder(t *testing.T) {
 				r, err := s.Recv()
 				ok(t, err)
 				if r.GetCorrelationId() != fmt.Sprint(i) || r.GetResult().GetSuccess() != (i%7 != 3) {
-					t.Fatalf("answer %d is %v", i, r)
+					t.Fatalf("answer %d on the stream is %v, want the answer to request %d", i, r, i)
 				}
 			}
 			_, err = s.Recv()

@@ -44,7 +44,7 @@ func TestAuditLogsAreServedWithHashes(t *testing.T) {
 	got, err := read(&clusterv1.AuditRequest{Log: "refusals"})
 	ok(t, err)
 	if n := len(got); n < 2 || got[n-1].GetMessage() != "refused again" || string(got[n-1].GetPreviousHash()) != string(got[n-2].GetHash()) {
-		t.Errorf("records: %v", got)
+		t.Errorf("the log refusals has the records %v, want the last one to be the new refusal, with the hash of the record before it", got)
 	}
 	later, err := read(&clusterv1.AuditRequest{Log: "refusals", After: got[len(got)-2].GetNumber()})
 	ok(t, err)
@@ -103,7 +103,7 @@ func TestRefusalsAreCoalesced(t *testing.T) {
 		time.Sleep(refusalWindow + time.Second)
 		synctest.Wait()
 		if !strings.Contains(strings.Join(said, ","), "user/vera 980") {
-			t.Errorf("said: %.200v", said)
+			t.Errorf("the records with counts are %.200v, want one with the 980 further refusals of user vera", said)
 		}
 		if !slices.ContainsFunc(said, func(s string) bool { return strings.HasPrefix(s, "others ") }) || len(said) > maxRefusedNetworks+2 {
 			t.Errorf("%d records of counted refusals, want at most %d, one of them for the networks that were counted together", len(said), maxRefusedNetworks+2)

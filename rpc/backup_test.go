@@ -98,7 +98,7 @@ func TestBackupAndRestoreThroughAnyReplica(t *testing.T) {
 	g.place("db", "b")
 	head, data := backupOf(t, g.replicas[2])
 	if i := head.GetInfo(); i.GetClusterId() != "c1" || i.GetWorkloads() != 2 || i.GetNodes() != 2 || head.GetReplica() != "s2" {
-		t.Errorf("backup %v", head)
+		t.Errorf("the description of the backup is %v, want cluster c1 with 2 workloads and 2 nodes, from replica s2", head)
 	}
 	var same bytes.Buffer
 	if err := g.now().WriteSnapshot(&same); err != nil || !bytes.Equal(same.Bytes(), data) {
@@ -113,7 +113,7 @@ func TestBackupAndRestoreThroughAnyReplica(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got.GetRestored() || got.GetForgottenCount() != 1 || got.GetForgotten()[0] != "younger" || got.GetUnchangedCount() != 1 || got.GetAddedCount()+got.GetChangedCount() != 1 {
-		t.Errorf("preview %v", got)
+		t.Errorf("the preview is %v, want workload younger forgotten, one workload unchanged, and one added or changed", got)
 	}
 	if !reflect.DeepEqual(g.now().Info(), before) {
 		t.Error("a preview of a restore must not change the state, but did")
@@ -126,7 +126,7 @@ func TestBackupAndRestoreThroughAnyReplica(t *testing.T) {
 		t.Errorf("the restore returned %v, the state is at %+v, want the state restored in a new incarnation", got, now.Info())
 	}
 	if w, ok := now.Workload("db"); !ok || w.Desired != fsm.DesiredRunning {
-		t.Errorf("db is %+v", w)
+		t.Errorf("workload db after the restore is %+v, want desired state Running", w)
 	}
 	if _, ok := now.Workload("younger"); ok {
 		t.Error("a workload that is not in the backup must be gone after the restore, but is still there")

@@ -197,7 +197,7 @@ func TestTakesBack(t *testing.T) {
 		var out []string
 		for _, b := range list {
 			if b.GetRevision() > 0 && b.GetAppliedAt() == nil {
-				t.Errorf("%v has no time", b)
+				t.Errorf("the field that is set back, %v, must have the time of its revision, but has none", b)
 			}
 			out = append(out, strings.TrimSpace(strings.Join([]string{b.GetField(), b.GetBefore(), ">", b.GetAfter(), string(rune('0' + b.GetRevision()))}, " ")))
 		}

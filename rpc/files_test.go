@@ -63,7 +63,7 @@ func TestFilesOfAStack(t *testing.T) {
 	got, err := c.GetWorkload(ctxFor(t), &controlv1.GetWorkloadRequest{WorkloadId: "web"})
 	ok(t, err)
 	if text := got.String(); !strings.Contains(text, "site.conf") || strings.Contains(text, "c4nary") {
-		t.Errorf("get shows %s", text)
+		t.Errorf("GetWorkload shows %s, want the name of the file without its content", text)
 	}
 	_, err = g.cluster(0).RollBack(ctxFor(t), &clusterv1.RollBackRequest{WorkloadId: "web", RequestId: requestID(t)})
 	ok(t, err)

@@ -370,7 +370,7 @@ func TestReadsFollowTheirLevel(t *testing.T) {
 			is(t, "stale", r.GetStale(), true)
 			is(t, "trailer", strings.Join(md.Get(dial.KeyStale), ""), "true")
 			if took := time.Since(began); took > 2*holdReads {
-				t.Errorf("held for %s", took)
+				t.Errorf("the read was held for %s, want at most %s", took, 2*holdReads)
 			}
 		}},
 		{"without a leader, a linearizable read fails", func(t *testing.T, g *group) {
@@ -388,7 +388,7 @@ func TestReadsFollowTheirLevel(t *testing.T) {
 			_, _, err := get(t, g, 1, &controlv1.GetWorkloadRequest{})
 			ok(t, err)
 			if took := time.Since(began); took > holdReads/2 {
-				t.Errorf("held for %s", took)
+				t.Errorf("the read was held for %s, want an answer at once", took)
 			}
 		}},
 		{"a read has no unknown outcome if the leader dies", func(t *testing.T, g *group) {

@@ -54,7 +54,7 @@ func TestIngress(t *testing.T) {
 	resp, err := g.control(0).ApplyWorkload(ctxFor(t), publishing("other"))
 	ok(t, err)
 	if text := resp.GetErrorMessage(); resp.GetSuccess() || !strings.Contains(text, `8080/tcp in mode ingress is already the port of service "web" of namespace "default"`) {
-		t.Errorf("a second service with the port: success %t, %q", resp.GetSuccess(), text)
+		t.Errorf("the apply of a second service with the port returned success %t, error %q; want a refusal that names service web", resp.GetSuccess(), text)
 	}
 	why, err := g.cluster(0).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web"})
 	ok(t, err)
@@ -74,11 +74,11 @@ func TestIngress(t *testing.T) {
 	shown, err := g.cluster(0).GetNetwork(ctxFor(t), &clusterv1.GetNetworkRequest{Name: "ingress"})
 	ok(t, err)
 	if list := shown.GetNetwork().GetIngress(); len(list) != 1 || list[0].GetService() != "web" {
-		t.Errorf("the network shows the ports %v", list)
+		t.Errorf("GetNetwork shows the ports %v in ingress mode, want one of service web", list)
 	}
 	for _, s := range shown.GetNetwork().GetSlices() {
 		if s.GetNodeId() != "" && !s.GetAnswers() || s.GetNodeId() == "n2" && s.GetHeldPorts() != "8080/tcp" {
-			t.Errorf("the network shows the slice %v", s)
+			t.Errorf("GetNetwork shows the slice %v, want that its node answers at ports in ingress mode, and n2 not at 8080/tcp", s)
 		}
 	}
 	ok(t, second(g.control(0).ApplyWorkload(ctxFor(t), func() *controlv1.ApplyWorkloadRequest {
@@ -116,7 +116,7 @@ func TestPoliciesOfNodesForbidIngressPorts(t *testing.T) {
 	why, err := g.cluster(0).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web"})
 	ok(t, err)
 	if text := why.GetReasonMessage(); !strings.Contains(text, "port 8080/tcp does not answer on node n2") || !strings.Contains(text, "dmz") {
-		t.Errorf("why says %q", text)
+		t.Errorf("Why returned the reason %q, want that node n2 does not answer because of policy dmz", text)
 	}
 }
 

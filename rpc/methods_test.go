@@ -131,7 +131,7 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 	for k := KindInternal; k <= KindOtherRequest; k++ {
 		err := errorf(k, "it is so")
 		if got := edge("try", err).(*Error).GRPCStatus(); got.Code() != kindCodes[k] || got.Message() != "try: it is so" {
-			t.Errorf("kind %d is %v", k, got)
+			t.Errorf("an error of kind %d becomes the status %v, want code %s and the text with the operation", k, got, kindCodes[k])
 		}
 	}
 	around := edge("exec", fmt.Errorf("it was not opened: %w", errorf(KindNoLeader, "nobody leads")))
@@ -200,7 +200,7 @@ func TestCallsNameTheirCaller(t *testing.T) {
 	t.Run("a forwarded identity is accepted from a scheduler", func(t *testing.T) {
 		ok(t, apply(with(t, dial.KeyHop, "1", dial.KeyForwardedIdentity, "persys://c1/user/admin?cn=Ada"), 0, "scheduler/s1"))
 		if by := g.lastBy(); !strings.Contains(by, "Ada") {
-			t.Errorf("the record names %q", by)
+			t.Errorf("the author of the command is %q, want the forwarded identity of Ada", by)
 		}
 	})
 	t.Run("a forwarded identity is judged by its own rights", func(t *testing.T) {

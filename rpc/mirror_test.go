@@ -52,7 +52,7 @@ func TestAttachMirrorChecksEveryScheduler(t *testing.T) {
 			}
 			r, err := client.AttachMirror(t.Context(), req)
 			if status.Code(err) != tt.code {
-				t.Fatalf("%v, %v", r, err)
+				t.Fatalf("AttachMirror returned %v and error %v, want code %s", r, err, tt.code)
 			}
 			for _, w := range tt.want {
 				if !strings.Contains(err.Error(), w) {
@@ -83,7 +83,7 @@ func TestDetachMirrorNeedsAnAttachedEtcd(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := client.DetachMirror(t.Context(), &clusterv1.DetachMirrorRequest{}); err != nil || g.now().Info().AttachedEtcd() != 0 {
-		t.Errorf("detach: %v", err)
+		t.Errorf("DetachMirror returned %v, want success and no attached etcd", err)
 	}
 }
 

@@ -80,7 +80,7 @@ func TestNamesOfMembers(t *testing.T) {
 	shown, err := g.cluster(0).GetNetwork(ctxFor(t), &clusterv1.GetNetworkRequest{Name: "side"})
 	ok(t, err)
 	if got := memberText(shown.GetNetwork().GetMembers()); !slices.Equal(got, []string{"2 idle.default", "2 web.default at 10.216.16.2"}) {
-		t.Errorf("the network shows the members %q", got)
+		t.Errorf("GetNetwork shows the members %q of network side, want idle without and web with an address", got)
 	}
 	ok(t, second(g.control(0).ApplyWorkload(ctxFor(t), func() *controlv1.ApplyWorkloadRequest {
 		r := joining("web", "back", "side")
@@ -111,14 +111,14 @@ func TestWatchNetworkNames(t *testing.T) {
 	}
 	first := watch()
 	if got := memberText(first.GetMembers()); !slices.Equal(got, []string{"1 web.default"}) || first.GetEpoch().GetClusterId() != "c1" || first.GetIndex() == 0 {
-		t.Fatalf("the first names are %v", first)
+		t.Fatalf("the first call returned the names %v, want web without an address, in cluster c1", first)
 	}
 	next := make(chan *agentv1.NetworkNames, 1)
 	began := time.Now()
 	go func() { next <- watch() }()
 	g.reports("web", "n1", "", "10.216.0.2")
 	if got := memberText((<-next).GetMembers()); !slices.Equal(got, []string{"1 web.default at 10.216.0.2"}) {
-		t.Errorf("after the start the names are %q", got)
+		t.Errorf("after the start of web the names are %q, want web with its address", got)
 	}
 	if took := time.Since(began); took >= namesWait {
 		t.Errorf("the change came after %s, want at once", took)
@@ -159,17 +159,17 @@ func TestServicesOfNetworks(t *testing.T) {
 	}
 	n, _ := g.view().Node("n1")
 	if got := netmap(g.view(), n, 4790).GetNetworks()[0].GetServices(); !slices.Equal(got, []string{"10.216.15.192/26"}) {
-		t.Errorf("the slices with services are %q", got)
+		t.Errorf("the slices with addresses of services are %q, want only the last slice of the network", got)
 	}
 	shown, err := g.cluster(0).GetNetwork(ctxFor(t), &clusterv1.GetNetworkRequest{Name: "back"})
 	ok(t, err)
 	if s := shown.GetNetwork(); len(s.GetServices()) != 1 || s.GetCapacity() != 63 || s.GetNodes() != 2 {
-		t.Errorf("the network is shown as %v", s)
+		t.Errorf("GetNetwork shows the network as %v, want one service, 63 slices for nodes and 2 nodes", s)
 	}
 	next := make(chan *agentv1.NetworkNames, 1)
 	go func() { next <- watch(names) }()
 	g.do(&commandv1.Command{Body: &commandv1.Command_SetNodeStates{SetNodeStates: &commandv1.SetNodeStates{Nodes: []*commandv1.NodeState{{Id: "n2"}}}}})
 	if lost := (<-next).GetLost(); !slices.Equal(lost, []string{"10.216.0.64/26"}) {
-		t.Errorf("the slices of lost nodes are %q", lost)
+		t.Errorf("the slices of lost nodes are %q, want the slice of node n2", lost)
 	}
 }

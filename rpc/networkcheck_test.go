@@ -62,7 +62,7 @@ func TestFollowing(t *testing.T) {
 	for i, from := range nodes {
 		to := following(nodes, i)
 		if len(to) != checkedPeers || slices.Contains(to, from) {
-			t.Fatalf("%s asks %v", from, to)
+			t.Fatalf("node %s sends packets to %v, want %d other nodes", from, to, checkedPeers)
 		}
 		for _, n := range to {
 			asked[n]++
@@ -70,10 +70,10 @@ func TestFollowing(t *testing.T) {
 	}
 	for _, n := range nodes {
 		if asked[n] != checkedPeers {
-			t.Errorf("%s is asked by %d nodes", n, asked[n])
+			t.Errorf("node %s receives packets from %d nodes, want %d", n, asked[n], checkedPeers)
 		}
 	}
 	if got := following(nodes[:3], 1); !slices.Equal(got, []string{"n00", "n02"}) {
-		t.Errorf("in a small network, n01 asks %v", got)
+		t.Errorf("in a network of 3 nodes, n01 sends packets to %v, want both other nodes", got)
 	}
 }

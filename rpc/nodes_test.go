@@ -313,7 +313,7 @@ func TestLabelAndTaintNode(t *testing.T) {
 		return true
 	})
 	if all := strings.Join(audited, "\n"); !strings.Contains(all, "NodeLabelsChanged rack=1, zone=z9") || !strings.Contains(all, "NodeTaintsChanged repair:NoExecute:60") {
-		t.Errorf("audit log:\n%s", all)
+		t.Errorf("the audit log is\n%s\nwant the changed labels and the changed taints", all)
 	}
 }
 

@@ -90,7 +90,7 @@ func TestSecretsGoWithTheOrder(t *testing.T) {
 			return audited == nil
 		})
 		if audited == nil || audited.In() != "default" || audited.Message != "db version 3" {
-			t.Errorf("the audit event is %+v", audited)
+			t.Errorf("the audit event is %+v, want one about version 3 of secret db in namespace default", audited)
 		}
 		code(t, second(k.DeleteObject(ctxFor(t), &clusterv1.DeleteObjectRequest{Kind: "secret", Name: "db"})), codes.FailedPrecondition)
 	}
@@ -123,7 +123,7 @@ func TestExternalObjectsOfAStack(t *testing.T) {
 		ack, err := g.replicas[0].server.agents.Deliver(ctxFor(t), epoch, sched.Order{Op: sched.OpApply, Node: "n", Workload: "shop", Generation: w.Generation})
 		ok(t, err)
 		if ack.Refused || f.applied() == 0 {
-			t.Fatalf("the order was answered with %+v", ack)
+			t.Fatalf("the order was answered with %+v, want that the agent accepts it", ack)
 		}
 		files := f.applies[len(f.applies)-1].GetSpec().GetCompose().GetMemoryFiles()
 		if len(files) != 1 {
@@ -210,7 +210,7 @@ func TestRepeatedPutOfASecret(t *testing.T) {
 	ok(t, err)
 	id := uuid.MustParse(first.GetRequestId())
 	if r, known := g.view().Receipt(id, objectHash(caller{id: pki.Anonymous()}.subject(), first, key)); !known || r.Kind == fsm.OtherRequest {
-		t.Errorf("the receipt does not have the keyed hash of the request: %+v, %v", r, known)
+		t.Errorf("the receipt must have the keyed hash of the request, but is %+v (found: %v)", r, known)
 	}
 	if r, _ := g.view().Receipt(id, requestHash(caller{id: pki.Anonymous()}.subject(), clusterv1.Cluster_PutObject_FullMethodName, first)); r.Kind != fsm.OtherRequest {
 		t.Errorf("the receipt has a hash of the request without a key: %+v", r)

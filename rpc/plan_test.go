@@ -217,7 +217,7 @@ func TestPlanRefusesNamesAsApplyDoes(t *testing.T) {
 			g := newGroup(t, 1)
 			r, err := g.control(0).ApplyWorkload(ctxFor(t), c.have)
 			if err != nil || !r.GetSuccess() {
-				t.Fatalf("apply: %v %s", err, r.GetErrorMessage())
+				t.Fatalf("the first apply returned error %v, refusal %q, want success", err, r.GetErrorMessage())
 			}
 			req := &clusterv1.PlanWorkloadsRequest{File: c.file}
 			if c.file == "" {

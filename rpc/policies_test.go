@@ -45,7 +45,7 @@ func TestPutsAreJudgedUnlessAnAdminMakesThem(t *testing.T) {
 		{"apply", func(ctx context.Context, who string, r *controlv1.ApplyWorkloadRequest) (string, error) {
 			out, err := controlv1.NewAgentControlClient(as(0, who)).ApplyWorkload(ctx, r)
 			if out.GetErrorMessage() != "" && out.GetFailureReason() != controlv1.FailureReason_INVALID_SPEC {
-				t.Errorf("the reason is %s", out.GetFailureReason())
+				t.Errorf("the failure reason is %s, want INVALID_SPEC", out.GetFailureReason())
 			}
 			return out.GetErrorMessage(), err
 		}},
@@ -113,7 +113,7 @@ func TestPoliciesArePutBoundAndDeleted(t *testing.T) {
 		t.Errorf("a label without a value returned %v, want InvalidArgument", err)
 	}
 	if _, err := ada.BindPolicy(ctx, &clusterv1.BindPolicyRequest{Policy: "privileged", Namespace: "a"}); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("ada binds: %v", err)
+		t.Errorf("BindPolicy by ada returned %v, want PermissionDenied", err)
 	}
 	show := func(c clusterv1.ClusterClient) string {
 		r, err := c.ListPolicies(ctx, &clusterv1.ListPoliciesRequest{})
@@ -125,10 +125,10 @@ func TestPoliciesArePutBoundAndDeleted(t *testing.T) {
 		return strings.Join(out, " ")
 	}
 	if got := show(admin); got != "privileged: baseline: restricted:b,zone=dmz own:a" {
-		t.Errorf("the admin sees %s", got)
+		t.Errorf("the admin sees the policies %s, want all with all bindings", got)
 	}
 	if got := show(ada); got != "privileged: baseline: restricted:zone=dmz own:a" {
-		t.Errorf("ada sees %s", got)
+		t.Errorf("ada sees the policies %s, want all, without the binding to namespace b", got)
 	}
 	r := webIn("web", "a")
 	r.Spec.GetContainer().Volumes = []*controlv1.VolumeMount{{HostPath: "/etc", ContainerPath: "/x", ReadOnly: true}}
@@ -176,7 +176,7 @@ func TestStacksOfTheConfinedAreJudged(t *testing.T) {
 				}
 			}
 			if tt.want == nil && !r.GetSuccess() {
-				t.Errorf("refused: %s", r.GetErrorMessage())
+				t.Errorf("the stack must be accepted, but is refused: %s", r.GetErrorMessage())
 			}
 			request.WorkloadId = "admins"
 			r, err = controlv1.NewAgentControlClient(as(0, "user/admin")).ApplyWorkload(ctxFor(t), request)

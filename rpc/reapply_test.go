@@ -136,7 +136,7 @@ func (g *group) applied(t *testing.T, id string) (out []*controlv1.ApplyWorkload
 	t.Helper()
 	r, err := g.control(0).GetWorkload(ctxFor(t), &controlv1.GetWorkloadRequest{WorkloadId: id, AsApplied: true})
 	if err != nil {
-		t.Fatalf("%s: %v", id, err)
+		t.Fatalf("GetWorkload of %s with as_applied returned %v, want the file", id, err)
 	}
 	for _, a := range r.GetApplies() {
 		text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(a)
@@ -162,7 +162,7 @@ func TestAppliedAgain(t *testing.T) {
 		}
 	}
 	if len(texts) < 15 {
-		t.Fatalf("there are %d files", len(texts))
+		t.Fatalf("the test found %d example files, want at least 15", len(texts))
 	}
 	for name, text := range texts {
 		t.Run(filepath.Base(name), func(t *testing.T) {
@@ -186,7 +186,7 @@ func TestAppliedAgain(t *testing.T) {
 				resp, err = g.control(0).ApplyWorkload(ctxFor(t), again[0])
 				ok(t, err)
 				if !resp.GetSuccess() || !resp.GetUnchanged() {
-					t.Errorf("%s is not unchanged when it is applied again: %t, %s\n%v\nwas %v", id, resp.GetSuccess(), resp.GetErrorMessage(), again[0], req)
+					t.Errorf("an apply of the file of %s must change nothing, but returned success %t, error %q; the file has\n%v\nwant\n%v", id, resp.GetSuccess(), resp.GetErrorMessage(), again[0], req)
 				}
 				if a, b := req.GetSpec().GetUpdate(), again[0].GetSpec().GetUpdate(); (a == nil) != (b == nil) || a.GetMaxParallel() != b.GetMaxParallel() || a.GetCanary() != b.GetCanary() || a.GetAutoRevert() != b.GetAutoRevert() {
 					t.Errorf("%s: the update strategy was %v and is %v", id, a, b)

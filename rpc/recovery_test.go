@@ -94,12 +94,12 @@ func TestImportMirrorTakesTheRecordsOver(t *testing.T) {
 	follower := clusterv1.NewClusterClient(g.replicas[1].client(t))
 	show, err := follower.Recovery(t.Context(), &clusterv1.RecoveryRequest{})
 	if err != nil || show.GetAdvice() != adviseImport || show.GetMirror() != "foreign" || show.GetContent().GetWorkloads() != 1 {
-		t.Errorf("show: %v, %v", show, err)
+		t.Errorf("Recovery returned %v and error %v, want the advice to import one workload from a foreign mirror", show, err)
 	}
 	before := g.now().Info()
 	got, err := follower.ImportMirror(t.Context(), &clusterv1.ImportMirrorRequest{Preview: true})
 	if err != nil || got.GetImported() || !slices.Equal(got.GetChange().GetAdded(), []string{"web"}) || got.GetChange().GetNodesAdded() != 1 {
-		t.Fatalf("preview: %v, %v", got, err)
+		t.Fatalf("the preview of the import returned %v and error %v, want workload web and one node added, and nothing imported", got, err)
 	}
 	if !reflect.DeepEqual(g.now().Info(), before) || e.restored > 0 {
 		t.Error("a preview must change neither the state nor etcd, but did")
@@ -112,7 +112,7 @@ func TestImportMirrorTakesTheRecordsOver(t *testing.T) {
 	}
 	now := g.now()
 	if w, ok := now.Workload("web"); !ok || w.Node != "old" || w.Status != fsm.StatusRunning {
-		t.Errorf("web is %+v", w)
+		t.Errorf("workload web after the import is %+v, want it running on node old", w)
 	}
 	for _, id := range []string{"a", "b", "old"} {
 		if _, ok := now.Node(id); !ok {
@@ -176,7 +176,7 @@ func TestInvalidImportsAreRefused(t *testing.T) {
 		got, err := clusterv1.NewClusterClient(g.replicas[0].client(t)).ImportMirror(t.Context(), &clusterv1.ImportMirrorRequest{SkipUnreadable: true, ForceNewCluster: true})
 		if w, ok := g.now().Workload("web"); err != nil || !got.GetImported() || !ok || w.Node != "" {
 			// The records come from another cluster, so the workload must have no node.
-			t.Errorf("%v %v: web is %+v", got, err, w)
+			t.Errorf("the import returned %v and error %v, and workload web is %+v; want it imported without a node", got, err, w)
 		}
 	})
 	t.Run("a backup into a cluster with workloads", func(t *testing.T) {
@@ -197,11 +197,11 @@ func TestRestoreMirrorWritesTheState(t *testing.T) {
 	setMode(g, "recovery")
 	c := clusterv1.NewClusterClient(g.replicas[1].client(t))
 	if show, err := c.Recovery(t.Context(), &clusterv1.RecoveryRequest{}); err != nil || show.GetAdvice() != adviseRestore || show.GetMode() != "recovery" {
-		t.Errorf("show: %v, %v", show, err)
+		t.Errorf("Recovery returned %v and error %v, want the advice to restore, in mode recovery", show, err)
 	}
 	got, err := c.RestoreMirror(t.Context(), &clusterv1.RestoreMirrorRequest{Preview: true})
 	if err != nil || got.GetRestored() || got.GetCreated() != 2 || got.GetMode() != "recovery" || e.restored > 0 {
-		t.Errorf("preview: %v, %v", got, err)
+		t.Errorf("the preview of RestoreMirror returned %v and error %v, want 2 records to create, and no write to etcd", got, err)
 	}
 	// The call RestoreMirror waits until the leader has changed the mode. Play the leader here, and change the mode.
 	went := make(chan struct{})
@@ -210,7 +210,7 @@ func TestRestoreMirrorWritesTheState(t *testing.T) {
 		setMode(g, "normal")
 	}()
 	if got, err = c.RestoreMirror(t.Context(), &clusterv1.RestoreMirrorRequest{}); err != nil || !got.GetRestored() || got.GetMode() != "normal" || e.restored != 1 {
-		t.Errorf("restore: %v, %v", got, err)
+		t.Errorf("RestoreMirror returned %v and error %v, want one write to etcd, and the mode normal", got, err)
 	}
 	<-went
 	var told *fsm.Event

@@ -118,7 +118,7 @@ func TestAReturningNodeGetsOrdersAtOnce(t *testing.T) {
 				w, _ := g.view().Workload("web")
 				o.Generation = w.Generation
 				if err := promptly(t, deliver); (err == nil) != c.want {
-					t.Errorf("the order: %v", err)
+					t.Errorf("the order returned %v, want success: %v", err, c.want)
 				}
 			})
 		}

@@ -72,7 +72,7 @@ func TestSuggestionsToScale(t *testing.T) {
 	}
 	r := suggest(4, 0)
 	if r.GetAccepted() || !strings.Contains(r.GetReason(), "persysctl namespace set default --allow-scaling") || r.GetAppliedAction() != "" {
-		t.Fatalf("without the permission of the namespace the answer is %v", r)
+		t.Fatalf("a suggestion to scale in a namespace without allow_scaling returned %v, want a refusal that names --allow-scaling", r)
 	}
 	_, err = g.cluster(0).PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: "default", AllowScaling: true})
 	ok(t, err)

@@ -52,11 +52,11 @@ func TestStacksAreLoadedAtApply(t *testing.T) {
 			request.GetSpec().GetCompose().Env = map[string]string{"PORT": "c4nary"}
 			resp, err := c.ApplyWorkload(t.Context(), request)
 			if err != nil || resp.GetSuccess() != (one.want == "") || !strings.Contains(resp.GetErrorMessage(), one.want) {
-				t.Errorf("apply: %v, %v", resp, err)
+				t.Errorf("the apply returned %v and error %v, want a refusal with %q, or success if it is empty", resp, err, one.want)
 			}
 			plan, err := plans.PlanWorkloads(t.Context(), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{{WorkloadId: "p", Spec: request.GetSpec()}}})
 			if err != nil || (plan.GetWorkloads()[0].GetAction() == "refused") != (one.want != "") || !strings.Contains(plan.GetWorkloads()[0].GetReason(), one.want) {
-				t.Errorf("plan: %v, %v", plan, err)
+				t.Errorf("the plan returned %v and error %v, want a refusal with %q, or none if it is empty", plan, err, one.want)
 			}
 		})
 	}

@@ -132,7 +132,7 @@ func TestTrace(t *testing.T) {
 	} {
 		_, err := c.Trace(ctxFor(t), bad.req)
 		if err == nil {
-			t.Errorf("%s: no error", what)
+			t.Errorf("a request with %s must be refused, but was accepted", what)
 			continue
 		}
 		says(t, err, bad.code, bad.text)

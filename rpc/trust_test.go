@@ -234,7 +234,7 @@ func TestProgramsJoinWithTokens(t *testing.T) {
 			for n := range 2 {
 				for host, named := range map[string]bool{"h1": true, "gw.example.com": true, "192.0.2.7": true, "bank.example.com": false, "192.0.2.8": false} {
 					if err := f.Leaf().VerifyHostname(host); (err == nil) != named {
-						t.Errorf("%s, certificate %d: %s: %v", role, n, host, err)
+						t.Errorf("certificate %d of a %s is valid for host %s: %t, want %t", n, role, host, err == nil, named)
 					}
 				}
 				keyPEM, csr, err := pki.NewRequest([]string{"bank.example.com"})
@@ -316,7 +316,7 @@ func TestProgramsJoinWithTokens(t *testing.T) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 			if e := w.lastEvent(fsm.EventJoinRefused); !strings.Contains(e.Message, c.want) {
-				t.Errorf("the event says %q", e.Message)
+				t.Errorf("the event of the refused join has the message %q, want one with %q", e.Message, c.want)
 			}
 		})
 	}
@@ -326,7 +326,7 @@ func TestProgramsJoinWithTokens(t *testing.T) {
 		_, _, err := w.enrol(0, tok, "n")
 		code(t, err, codes.Unavailable)
 		if !strings.Contains(err.Error(), "not a scheduler of the cluster") {
-			t.Errorf("got %v", err)
+			t.Errorf("Enrol at a scheduler of another cluster returned %v, want that it is not a scheduler of the cluster", err)
 		}
 	})
 	t.Run("a repeated request returns the same token", func(t *testing.T) {
@@ -364,7 +364,7 @@ func TestProgramsJoinWithTokens(t *testing.T) {
 		_, _, err := w.enrol(0, tok, "late")
 		code(t, err, codes.PermissionDenied)
 		if e := w.lastEvent(fsm.EventJoinRefused); !strings.Contains(e.Message, "expired at") {
-			t.Errorf("the event says %q", e.Message)
+			t.Errorf("the event of the refused join has the message %q, want that the token expired", e.Message)
 		}
 	})
 }
@@ -386,13 +386,13 @@ func TestStrangersMayOnlyEnrol(t *testing.T) {
 			_ = s.CloseSend()
 			err = s.RecvMsg(&emptypb.Empty{})
 			if status.Code(err) != codes.Unauthenticated {
-				t.Errorf("%s: %v", full, err)
+				t.Errorf("call %s without a certificate returned %v, want Unauthenticated", full, err)
 			}
 		}
 	}
 	_, err := clusterv1.NewTrustClient(c).Enrol(with(t, dial.KeyForwardedIdentity, "persys://home/user/admin"), &clusterv1.EnrolRequest{TokenId: "x"})
 	if code := status.Code(err); code == codes.OK || strings.Contains(err.Error(), "admin") {
-		t.Errorf("got %v", err)
+		t.Errorf("Enrol with a forwarded identity returned %v, want a refusal that does not name the admin", err)
 	}
 	before := w.count(fsm.EventJoinRefused)
 	_, err = clusterv1.NewTrustClient(c).Enrol(ctxFor(t), &clusterv1.EnrolRequest{TokenId: strings.Repeat("\u00e4", 100)})
@@ -552,7 +552,7 @@ func TestJoinsAreBounded(t *testing.T) {
 	}
 	wg.Wait()
 	if seen[codes.NotFound] != refusalEach || seen[codes.PermissionDenied] == 0 || seen[codes.ResourceExhausted] == 0 {
-		t.Errorf("answers: %v", seen)
+		t.Errorf("the answers by code are %v, want %d NotFound, and some PermissionDenied and ResourceExhausted", seen, refusalEach)
 	}
 	is(t, "refusals in the history", w.count(fsm.EventJoinRefused)-before, refusalEach)
 	testbed.Until(t, "a holder of a token joins", func() bool {
@@ -664,7 +664,7 @@ func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 		select {
 		case err := <-end:
 			if status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "revoked") {
-				t.Errorf("%s ended with %v", name, err)
+				t.Errorf("stream %s ended with %v, want Unauthenticated, because its identity is revoked", name, err)
 			}
 		case <-time.After(testbed.Patience):
 			t.Errorf("stream %s must have ended, but is still open", name)
@@ -749,7 +749,7 @@ func TestCallersAreBounded(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	if refused[limits.ReasonRate] == 0 || refused[limits.ReasonConcurrency] != 1 {
-		t.Errorf("counted: %v", refused)
+		t.Errorf("the refusals by limit are %v, want some by the rate and one by concurrency", refused)
 	}
 }
 

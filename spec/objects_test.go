@@ -51,7 +51,7 @@ func TestPutsListTheirObjects(t *testing.T) {
 			names = append(names, u.GetKind()+"/"+u.GetName())
 		}
 		if got := strings.Join(names, " "); got != "config/a secret/a secret/b" {
-			t.Errorf("the command for %s lists the objects %s", p.GetId(), got)
+			t.Errorf("the command for %s lists the objects %s, want config a and secrets a and b", p.GetId(), got)
 		}
 		if p.GetUpdate() == nil {
 			t.Errorf("the command for %s has no update policy, which an update to a new version of an object needs", p.GetId())
@@ -63,10 +63,10 @@ func TestPutsListTheirObjects(t *testing.T) {
 	}
 	c := s.GetContainer()
 	if f := c.GetSecrets()[1]; f.GetTarget() != "/run/secrets/x" || f.GetMode() != 0o400 || f.GetUid() != "0" {
-		t.Errorf("the second secret is normalised to %v", f)
+		t.Errorf("the second secret is normalised to %v, want the path /run/secrets/x, mode 0400 and uid 0", f)
 	}
 	if f := c.GetConfigs()[0]; f.GetTarget() != "/a" || f.GetMode() != 0o444 {
-		t.Errorf("the config is normalised to %v", f)
+		t.Errorf("the config is normalised to %v, want the path /a and mode 0444", f)
 	}
 	out := &agentv1.ContainerSpec{}
 	order := func(c *agentv1.ContainerSpec) *agentv1.WorkloadSpec {

@@ -22,7 +22,7 @@ func parseOne(t *testing.T, text string) *controlv1.ApplyWorkloadRequest {
 	t.Helper()
 	got, err := Parse("t.yaml", []byte(text), Options{})
 	if err != nil {
-		t.Fatalf("Parse returned %v\n%s", err, text)
+		t.Fatalf("Parse must accept this file, but returned %v:\n%s", err, text)
 	}
 	if len(got) != 1 {
 		t.Fatalf("Parse returned %d requests, want 1", len(got))

@@ -44,7 +44,7 @@ func TestRulesBecomeTheDemand(t *testing.T) {
 		t.Errorf("the rules are\n%s, expected\n%s", got, want)
 	}
 	if got := d.GetTags()[0]; got.GetKey() != "tier" || got.GetValue() != "web" {
-		t.Errorf("the tag is %v", got)
+		t.Errorf("the tag in the demand is %v, want tier=web", got)
 	}
 }
 

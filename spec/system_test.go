@@ -21,7 +21,7 @@ func TestSystemWorkloadsInFiles(t *testing.T) {
 	} {
 		p, err := Prepare(parseOne(t, "id: log\ncontainer: {image: a}\n"+c.text), nil)
 		if err != nil {
-			t.Fatalf("%s: %v", c.name, err)
+			t.Fatalf("%s: Prepare must accept the file, but returned %v", c.name, err)
 		}
 		put := p.Command.GetPutWorkloads()
 		w := put.GetWorkloads()[0]

@@ -57,12 +57,12 @@ func TestSurgePuts(t *testing.T) {
 	} {
 		docs, err := Documents("web.yaml", []byte("id: web\nresources: {cpu: 10m}\ncontainer: {image: nginx}\n"+doc), Options{})
 		if err != nil {
-			t.Errorf("%s: %v", doc, err)
+			t.Errorf("Documents must accept %s, but returned %v", doc, err)
 			continue
 		}
 		p, err := Prepare(docs[0].Request, nil)
 		if err != nil {
-			t.Errorf("%s: %v", doc, err)
+			t.Errorf("Prepare must accept %s, but returned %v", doc, err)
 			continue
 		}
 		b := p.Command.GetPutWorkloads()

@@ -239,7 +239,7 @@ func TestChildSeesOnlyTheParentOfItsFolder(t *testing.T) {
 	}
 	_, err := load1(t, Source{Project: "p", Folder: dir})
 	if err == nil || strings.Contains(err.Error(), "root:") {
-		t.Errorf("Load returned %v", err)
+		t.Errorf("Load of a link to a file of the host returned %v, want an error without the content of the file", err)
 	}
 }
 
@@ -391,7 +391,7 @@ func TestLoadRefusesCostlyStacks(t *testing.T) {
 			_, err := load1(t, c.src)
 			var faults Faults
 			if !errors.As(err, &faults) || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("Load returned %v", err)
+				t.Errorf("Load returned %v, want a fault with %q", err, c.want)
 			}
 		})
 	}
@@ -413,7 +413,7 @@ func TestLimitsOfAChild(t *testing.T) {
 			_, err := NewLoader(c.opt).Load(t.Context(), source(big))
 			var faults Faults
 			if !errors.As(err, &faults) || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("Load returned %v", err)
+				t.Errorf("Load returned %v, want a fault with %q", err, c.want)
 			}
 		})
 	}

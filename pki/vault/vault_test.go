@@ -164,7 +164,7 @@ func TestStartFindsACertificate(t *testing.T) {
 		v.Seal(true)
 		err := source(t, config(v, t.TempDir())).Start(t.Context())
 		if err == nil || !strings.Contains(err.Error(), "Vault is sealed") || !strings.Contains(err.Error(), "cert.pem") {
-			t.Errorf("Start returned %v", err)
+			t.Errorf("Start returned %v, want an error that names the sealed Vault and the missing file", err)
 		}
 	})
 	t.Run("Vault is unreachable and the stored certificate has expired: it is used until Vault returns", func(t *testing.T) {

@@ -118,7 +118,7 @@ func records(t *testing.T, r io.Reader) (list []*clusterv1.AuditRecord) {
 	for in := bufio.NewScanner(r); in.Scan(); {
 		one := &clusterv1.AuditRecord{}
 		if err := protojson.Unmarshal(in.Bytes(), one); err != nil {
-			t.Fatalf("%v: %s", err, in.Bytes())
+			t.Fatalf("a line of the sink must be a record in JSON, but is %s (error %v)", in.Bytes(), err)
 		}
 		list = append(list, one)
 	}
@@ -195,7 +195,7 @@ func TestBatchesAreRepeatedUntilStored(t *testing.T) {
 		}
 	}
 	if w.waiting != 4 || w.sent != 0 {
-		t.Errorf("waiting %d, sent %d", w.waiting, w.sent)
+		t.Errorf("%d records wait and %d are sent, want 4 and 0", w.waiting, w.sent)
 	}
 	code = http.StatusOK
 	w.steps(e)

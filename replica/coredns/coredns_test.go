@@ -145,7 +145,7 @@ func TestServerAddressesAreParsed(t *testing.T) {
 	}
 	for _, bad := range []string{"a:b", "a:0", ":53", "a:b:c"} {
 		if _, err := ParseServers([]string{bad}); err == nil || !strings.Contains(err.Error(), "SCHEDULER_COREDNS_ADDR") || !strings.Contains(err.Error(), bad) {
-			t.Errorf("%q: %v", bad, err)
+			t.Errorf("ParseServers of %q returned %v, want an error that names the setting and the address", bad, err)
 		}
 	}
 	if _, err := ParseServers(strings.Split("a,b,c,d,e,f,g,h,i", ",")); err == nil {

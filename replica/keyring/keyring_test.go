@@ -127,7 +127,7 @@ func TestACommittedCandidateIsKept(t *testing.T) {
 		return nil, errors.New("the outcome is unknown")
 	}
 	if err := a.settle(t.Context(), true, unknown, nobody); err == nil {
-		t.Fatal("no error")
+		t.Fatal("settle must return an error if the outcome of the commit is unknown, but returned none")
 	}
 	a = l.ring(dir)
 	if err := a.settle(t.Context(), true, l.commit, nobody); err != nil {
@@ -203,7 +203,7 @@ func TestLeaderThatCreatedTheKeyIsLost(t *testing.T) {
 			if pinned {
 				step(a, true, b, c)
 				if id := l.store.View().Info().ClusterKeyID; id == "" {
-					t.Fatal("nothing is pinned")
+					t.Fatal("the leader must have pinned its key, but no key is pinned")
 				}
 			}
 			b = l.ring(dirB) // replica b restarts
@@ -283,7 +283,7 @@ func TestTheClusterKeyIsAgreedOn(t *testing.T) {
 		}
 		a := l.ring(dir)
 		if err := a.settle(t.Context(), true, l.commit, holders(b)); err == nil || !strings.Contains(err.Error(), placed.ID()) {
-			t.Errorf("settled with %v", err)
+			t.Errorf("settle with a file that has another key returned %v, want an error that names this key", err)
 		}
 		if _, err := a.Key(); err == nil || !strings.Contains(err.Error(), "move the file away") {
 			t.Errorf("Key with a file that has another key returned %v, want the advice to move the file away", err)

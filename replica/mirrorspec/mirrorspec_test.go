@@ -43,7 +43,7 @@ func translated(t *testing.T, w *mirror.Workload) (*controlv1.WorkloadSpec, erro
 		}
 	}
 	if put.GetCallerRevision() != w.RevisionID {
-		t.Errorf("%s: revision %q", w.ID, put.GetCallerRevision())
+		t.Errorf("workload %s has the caller's revision %q, want %q", w.ID, put.GetCallerRevision(), w.RevisionID)
 	}
 	s, err := spec.Unseal(w.ID, put.GetSpec(), key)
 	if err != nil {
@@ -62,10 +62,10 @@ func TestSpecificationsOfLegacyRecords(t *testing.T) {
 	}
 	c := s.GetContainer()
 	if s.GetType() != "container" || c.GetImage() != "nginx:1" || strings.Join(c.GetCommand(), ",") != "a,b" || c.GetEnv()["PASSWORD"] != "hush" || c.GetRestartPolicy() != "always" {
-		t.Errorf("container %v", s)
+		t.Errorf("the specification is %v, want the container of the record", s)
 	}
 	if r := s.GetResources(); r.GetCpuMillicores() != 500 || r.GetMemoryMb() != 256 || r.GetDiskGb() != 3 || s.GetLabels()["zone"] != "x" {
-		t.Errorf("resources %v", s)
+		t.Errorf("the specification is %v, want the resources and labels of the record", s)
 	}
 	if len(s.GetMetadata()) != 1 || s.GetMetadata()["team"] != "blue" {
 		t.Errorf("the metadata must have only the keys of the workload's owner, but is: %v", s.GetMetadata())
@@ -75,10 +75,10 @@ func TestSpecificationsOfLegacyRecords(t *testing.T) {
 		ports[p.GetContainerPort()] = portText(p)
 	}
 	if len(ports) != 3 || ports[80] != "8080:80/tcp" || ports[53] != "5353:53/udp" || ports[81] != "0:81/tcp" {
-		t.Errorf("ports %v", ports)
+		t.Errorf("the ports are %v, want the three ports of the record", ports)
 	}
 	if v := c.GetVolumes(); len(v) != 2 || len(c.GetManagedVolumes()) != 1 || c.GetManagedVolumes()[0].GetSizeGb() != 5 {
-		t.Errorf("volumes %v %v", v, c.GetManagedVolumes())
+		t.Errorf("the mounts are %v and the managed volumes %v, want 2 mounts and one volume of 5 GB", v, c.GetManagedVolumes())
 	}
 
 	s, err = translated(t, recordOf(t, `{"id":"stack","type":"compose","gitRepo":"https://git.example/x.git","gitBranch":"main","gitToken":"t0ken","envVars":{"A":"hush"},"resources":{}}`))
@@ -86,7 +86,7 @@ func TestSpecificationsOfLegacyRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	if g := s.GetCompose(); g.GetSourceType() != "git" || g.GetGitRepo() != "https://t0ken@git.example/x.git" || g.GetGitRef() != "main" || g.GetEnv()["A"] != "hush" {
-		t.Errorf("compose %v", s)
+		t.Errorf("the specification is %v, want the Git stack of the record with its token in the URL", s)
 	}
 	s, err = translated(t, recordOf(t, `{"id":"inline","type":"","composeYaml":"services:\n  web:\n    image: nginx:1\n    environment: {P: hush}\n","resources":{}}`))
 	if err != nil || s.GetType() != "compose" || !strings.Contains(s.GetCompose().GetInlineYaml(), "hush") {
@@ -101,7 +101,7 @@ func TestSpecificationsOfLegacyRecords(t *testing.T) {
 	}
 	d := spec.DemandOf("w", s)
 	if s.GetType() != "vm" || !s.GetExclusive() || d.GetCpuMillicores() != 2000 || d.GetMemoryMib() != 2048 || d.GetDiskGb() != 20 {
-		t.Errorf("vm %v, demand %v", s, d)
+		t.Errorf("the specification is %v and the demand %v, want an exclusive virtual machine with 2 cores, 2048 MiB and 20 GB", s, d)
 	}
 	got := spec.ToAgent(&fsm.Workload{ID: "vm1", Demand: &fsm.Demand{Type: "vm"}, Actual: &fsm.Observation{}}, s).GetSpec().GetVm()
 	if len(got.GetDisks()) != 1 || got.GetDisks()[0].GetPath() != "/var/lib/libvirt/images/vm1.qcow2" || got.GetNetworks()[0].GetMacAddress() != "52:54:00:00:00:01" {

@@ -39,7 +39,7 @@ func TestCallsMoveToALiveReplica(t *testing.T) {
 		gap := time.Since(begin)
 		t.Logf("the longest gap after the loss of a replica is %v", gap)
 		if gap > 2*time.Second {
-			t.Errorf("failover took %v", gap)
+			t.Errorf("calls failed for %v after the loss of a replica, want at most 2 s", gap)
 		}
 	}
 	if s[2].calls.Load() != 1 {
@@ -316,7 +316,7 @@ func TestOnlySafeCallsAreRepeated(t *testing.T) {
 			}
 			ids := slices.Concat(a.seen(), b.seen())
 			if len(ids) != 1+int(tc.second) || len(slices.Compact(ids)) != 1 {
-				t.Errorf("the attempts had the request ids %v", ids)
+				t.Errorf("the attempts had the request ids %v, want the same id for %d attempts", ids, 1+tc.second)
 			}
 		})
 	}
@@ -355,16 +355,16 @@ func TestALostAnswerIsAnUnknownOutcome(t *testing.T) {
 			c := dialTo(t, Options{Addrs: []string{a.addr, vacant(t)}})
 			err := call(c, tc.method, time.Second)
 			if err == nil || IsUnknownOutcome(err) != tc.want {
-				t.Errorf("got %v", err)
+				t.Errorf("a call whose replica died returned %v, want an unknown outcome: %v", err, tc.want)
 			}
 		})
 	}
 	c := dialTo(t, Options{Addrs: []string{vacant(t)}})
 	if err := call(c, apply, 300*time.Millisecond); IsUnknownOutcome(err) || status.Code(err) != codes.Unavailable {
-		t.Errorf("a call that reached no replica returned %v", err)
+		t.Errorf("a call that reached no replica returned %v, want Unavailable and no unknown outcome", err)
 	}
 	if IsUnknownOutcome(nil) || IsUnknownOutcome(errors.New("x")) || !IsUnknownOutcome(errors.Join(UnknownOutcome("x"))) {
-		t.Error("IsUnknownOutcome")
+		t.Error("IsUnknownOutcome must be true only for errors that wrap UnknownOutcome, but is not")
 	}
 }
 
@@ -397,7 +397,7 @@ func TestMetadataOfCalls(t *testing.T) {
 		t.Errorf("a call without a deadline got the deadline %v", a.timeout)
 	}
 	if ids := a.seen(); len(ids) != 0 {
-		t.Errorf("a read has the request ids %v", ids)
+		t.Errorf("a read must have no request id, but has %v", ids)
 	}
 	ctx := metadata.AppendToOutgoingContext(t.Context(), KeyRequestID, "mine")
 	if err := c.Invoke(ctx, apply, req, rsp); err != nil {
@@ -444,7 +444,7 @@ func TestStreamsEndWithTheirReplica(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := st.RecvMsg(new(healthpb.HealthCheckResponse)); err != io.EOF {
-		t.Errorf("the stream ended with %v", err)
+		t.Errorf("the stream ended with %v, want io.EOF", err)
 	}
 	if c.Leader() != b.addr {
 		t.Errorf("the leader from a stream's trailer is %q, want %q", c.Leader(), b.addr)
@@ -477,7 +477,7 @@ func TestCloseEndsCalls(t *testing.T) {
 	}
 	wantCode(t, call(c, apply, time.Second), codes.Canceled)
 	if err := c.Close(); err != nil {
-		t.Errorf("the second Close returned %v", err)
+		t.Errorf("the second Close returned %v, want success", err)
 	}
 }
 

@@ -32,7 +32,7 @@ func TestNoProxyIntoTheCluster(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
 		cmd.Env = append(os.Environ(), "BEHIND_A_PROXY=yes", "HTTPS_PROXY=http://"+proxy.Addr().String(), "NO_PROXY=", "no_proxy=")
 		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%v\n%s", err, out)
+			t.Errorf("the child process with the proxy settings failed: %v\n%s", err, out)
 		}
 		select {
 		case <-asked:

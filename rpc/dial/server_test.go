@@ -160,7 +160,7 @@ func call(c *Conn, method string, timeout time.Duration) error {
 func mustCall(t testing.TB, c *Conn, method string) {
 	t.Helper()
 	if err := call(c, method, 10*time.Second); err != nil {
-		t.Fatalf("%s: %v", method, err)
+		t.Fatalf("call %s must succeed, but returned %v", method, err)
 	}
 }
 

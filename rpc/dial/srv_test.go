@@ -198,7 +198,7 @@ func TestOrderDrawsByWeight(t *testing.T) {
 	for range 4000 {
 		got := order(records, rng.IntN)
 		if len(got) != 4 || got[3].Target != "late." {
-			t.Fatalf("order %v", got)
+			t.Fatalf("order returned %v, want 4 records, the one with the highest priority number last", got)
 		}
 		first[got[0].Target]++
 	}
@@ -239,10 +239,10 @@ func TestTheSystemsServersAreAsked(t *testing.T) {
 	}
 	writeText(t, file, "search example.org\n")
 	if _, _, _, err := questions(Target{SRV: "persys.local"}, file); err == nil || !strings.Contains(err.Error(), "names no server") {
-		t.Errorf("no server: %v", err)
+		t.Errorf("with a resolv.conf without servers, questions returned %v, want an error that says so", err)
 	}
 	if _, _, _, err := questions(Target{SRV: "persys.local"}, file+".none"); err == nil || !strings.Contains(err.Error(), "persys.local") {
-		t.Errorf("no file: %v", err)
+		t.Errorf("without a resolv.conf, questions returned %v, want an error that names the SRV name", err)
 	}
 }
 
@@ -263,7 +263,7 @@ func TestDiscoveredAddressesAreFollowedAndCached(t *testing.T) {
 	c := dialTo(t, opt)
 	mustCall(t, c, apply)
 	if a.calls.Load() != 1 || !slices.Equal(c.Addrs(), []string{a.addr, b.addr}) {
-		t.Fatalf("the addresses are %v; the first replica got %d calls", c.Addrs(), a.calls.Load())
+		t.Fatalf("the addresses are %v and the first replica got %d calls, want both replicas and one call", c.Addrs(), a.calls.Load())
 	}
 
 	// The SRV records change. The client must use the new addresses when the TTL of the old answer, one second, has
@@ -300,7 +300,7 @@ func TestDiscoveredAddressesAreFollowedAndCached(t *testing.T) {
 	opt.CacheFile = ""
 	err := call(dialTo(t, opt), apply, 300*time.Millisecond)
 	if err == nil || !strings.Contains(err.Error(), "no scheduler address is known") || !strings.Contains(err.Error(), "persys.x") {
-		t.Errorf("a call without DNS and cache returned %v", err)
+		t.Errorf("a call without DNS and cache returned %v, want that no scheduler address is known", err)
 	}
 }
 
@@ -320,7 +320,7 @@ func TestCachedAddressesNeedNoDNS(t *testing.T) {
 		t.Errorf("the first addresses are %v, want %s", got, a.addr)
 	}
 	if err := call(c, apply, queryTimeout); err != nil {
-		t.Errorf("a call while DNS is silent returned %v", err)
+		t.Errorf("a call while DNS is silent returned %v, want success", err)
 	}
 	// When DNS answers, its answer replaces the addresses from the cache file.
 	z := startZone(t, srvRecords(b)...)
@@ -364,7 +364,7 @@ func TestInvalidCacheFilesAreIgnored(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "addrs.json")
 			writeText(t, file, text)
 			if got := sourceAt(t, file).recall(); !got.equal(cache{}) {
-				t.Errorf("accepted %v", got)
+				t.Errorf("recall must ignore an invalid cache file, but returned %v", got)
 			}
 		})
 	}
@@ -395,7 +395,7 @@ func TestDiscoveryAsksOtherServersIfOneHasNoRecords(t *testing.T) {
 	c := dialTo(t, Options{Discovery: "srv://persys.x?dns=" + empty.addr + "," + full.addr})
 	mustCall(t, c, apply)
 	if empty.count() == 0 || a.calls.Load() != 1 {
-		t.Errorf("the empty DNS server got %d queries, and the replica %d calls", empty.count(), a.calls.Load())
+		t.Errorf("the DNS server without records got %d queries and the replica %d calls, want at least one query, and one call", empty.count(), a.calls.Load())
 	}
 }
 
@@ -419,7 +419,7 @@ func TestLearnedAddressesSurviveARestart(t *testing.T) {
 			mustCall(t, c, apply)
 			c.Learn([]string{"0.0.0.0:1", "no address", b.addr})
 			if got := c.Addrs(); !slices.Equal(got, []string{a.addr, b.addr}) {
-				t.Errorf("addresses %v", got)
+				t.Errorf("after Learn the addresses are %v, want the configured one and the valid learned one", got)
 			}
 			mustCall(t, c, apply)
 			if a.calls.Load() != 2 {

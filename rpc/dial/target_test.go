@@ -71,7 +71,7 @@ func FuzzParseTarget(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		got, err := ParseTarget(s)
 		if err == nil && (got.SRV == "") == (len(got.Addrs) == 0) {
-			t.Fatalf("%q: %+v", s, got)
+			t.Fatalf("ParseTarget of %q returned %+v, want either an SRV name or addresses", s, got)
 		}
 	})
 }

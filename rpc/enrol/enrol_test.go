@@ -85,7 +85,7 @@ func TestRevocationsReachProgramsWithFiles(t *testing.T) {
 		go func() { k.Run(ctx); close(ended) }()
 		synctest.Wait()
 		if conn.asked != 1 {
-			t.Errorf("the scheduler got %d requests at the start", conn.asked)
+			t.Errorf("the scheduler got %d requests at the start, want 1", conn.asked)
 		}
 		conn.mu.Lock()
 		conn.answer = &clusterv1.BundleResponse{Version: "2", Revocations: []*clusterv1.Revocation{
@@ -177,7 +177,7 @@ func TestAnExpiredCertificateErrorNamesTheNextCommand(t *testing.T) {
 	}
 	err = Expired(identityStore, pki.RoleAgent, "n1")
 	if err == nil || !strings.Contains(err.Error(), "persysctl token create --role agent --name n1") || !strings.Contains(err.Error(), "--join TOKEN") {
-		t.Errorf("got %v", err)
+		t.Errorf("Expired returned %v, want an error with the command that makes a token, and --join TOKEN", err)
 	}
 }
 
@@ -196,7 +196,7 @@ func TestACertificateIsRenewedAtANewAddress(t *testing.T) {
 		k := Keeper{Identity: identityStore, Files: leaf, Conn: conn, Hosts: c.hosts, RenewOnly: true}
 		for range 3 {
 			if err := k.renew(t.Context(), clusterv1.NewTrustClient(conn)); (err == nil) != (c.asked == 0) {
-				t.Errorf("%v: %v", c.hosts, err)
+				t.Errorf("renew with the hosts %v returned %v, want an error only if a renewal was requested", c.hosts, err)
 			}
 		}
 		if conn.asked != c.asked {
@@ -291,7 +291,7 @@ func TestAJoinerNamesTheAddressesThatDoNotAnswer(t *testing.T) {
 	})
 	why := one + ": connection refused; " + two + ": connection refused"
 	if len(lines) != 3 || lines[0] != "joining: asks "+one+", "+two || lines[1] != "joining: no scheduler of the token lets this program in yet: "+why || !strings.HasPrefix(lines[2], "not joined: ") {
-		t.Errorf("the status was %q", lines)
+		t.Errorf("the status lines are %q, want 3 lines: the addresses, why each does not answer, and that the join failed", lines)
 	}
 	if err == nil || !strings.Contains(err.Error(), why) || !strings.Contains(logged.String(), why) {
 		t.Errorf("the error is %v, the log %s; want both to say %s", err, logged.String(), why)

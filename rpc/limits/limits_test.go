@@ -35,7 +35,7 @@ func TestEnterLimitsTheCallsOfAPeer(t *testing.T) {
 	for i := range 8 {
 		e, err := p.Enter(a)
 		if err != nil {
-			t.Fatalf("call %d: %v", i, err)
+			t.Fatalf("call %d of 8 concurrent calls returned %v, want success", i, err)
 		}
 		open = append(open, e)
 	}
@@ -50,7 +50,7 @@ func TestEnterLimitsTheCallsOfAPeer(t *testing.T) {
 		t.Errorf("the eleventh call within a second returned %v, want ErrRate", err)
 	}
 	if _, err := p.Enter(b); err != nil {
-		t.Errorf("somebody else: %v", err)
+		t.Errorf("a call of another peer returned %v, want success", err)
 	}
 	now = now.Add(time.Second)
 	open[1].Leave()
@@ -58,7 +58,7 @@ func TestEnterLimitsTheCallsOfAPeer(t *testing.T) {
 		t.Errorf("a call a second later returned %v, want success", err)
 	}
 	if got := strings.Join(said, " "); got != "concurrency rate" {
-		t.Errorf("refusals told: %s", got)
+		t.Errorf("the refusals had the reasons %s, want concurrency and rate", got)
 	}
 	// Peers that have made no call for a while must be forgotten, but not a peer with a call in progress.
 	now = now.Add(2 * forgetAfter)
@@ -73,7 +73,7 @@ func TestEnterLimitsTheCallsOfAPeer(t *testing.T) {
 	}
 	now = now.Add(2 * forgetAfter)
 	if _, err := p.Enter(Peer{"host", "new"}); err != nil || len(p.peers) > 3 {
-		t.Errorf("%d peers are remembered: %v", len(p.peers), err)
+		t.Errorf("%d peers are remembered, error %v; want at most 3, because idle peers are forgotten", len(p.peers), err)
 	}
 	var none *Peers
 	if e, err := none.Enter(a); e != nil || err != nil {
@@ -269,7 +269,7 @@ func TestAPanicBecomesAnInternalError(t *testing.T) {
 	var log strings.Builder
 	err := Survive(slog.New(slog.NewTextHandler(&log, nil)), "/a/B", func() error { panic("a secret") })
 	if status.Code(err) != codes.Internal || strings.Contains(err.Error(), "secret") || !strings.Contains(log.String(), "method=/a/B") {
-		t.Errorf("%v; log %s", err, log.String())
+		t.Errorf("a panic returned error %v and was logged as %s, want Internal without the text of the panic, and a log line with the method", err, log.String())
 	}
 }
 
@@ -286,7 +286,7 @@ func TestSlowCallsAreLogged(t *testing.T) {
 			return text.String()
 		}
 		if got := call(slowCall); got != "" {
-			t.Errorf("a call of %s: %s", slowCall, got)
+			t.Errorf("a call that took %s was logged as slow, want no log line: %s", slowCall, got)
 		}
 		got := call(slowCall + time.Second)
 		for _, part := range []string{"level=WARN", "method=/s/M", "took=6s", "wait for index 7 (at 6)"} {

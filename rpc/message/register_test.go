@@ -21,7 +21,7 @@ func TestOfferedSubtractsTheReservation(t *testing.T) {
 		{100, 200, 80, 0}, {math.MaxInt64, 0, 50, math.MaxInt64 / 2}, {-5, 0, 80, -5}, {0, 0, 80, 0},
 	} {
 		if got := offered(&controlv1.NodeCapabilities{ResourceThresholdPercent: c.percent}, c.total, c.reserved); got != c.want {
-			t.Errorf("%+v: %d", c, got)
+			t.Errorf("the case %+v offers %d to workloads, want %d", c, got, c.want)
 		}
 	}
 	cmd, _ := Registration(fsm.New(), "", "node-a", "h:1", &controlv1.RegisterNodeRequest{Capabilities: &controlv1.NodeCapabilities{
@@ -29,7 +29,7 @@ func TestOfferedSubtractsTheReservation(t *testing.T) {
 		StoragePools: []*controlv1.StoragePool{{Name: "root", TotalGb: 100}, {Name: "fast", TotalGb: 100}},
 	}})
 	if cmd.CpuMillicores != 2400 || cmd.MemoryMib != 800 || cmd.Pools[0].TotalGb != 64 || cmd.Pools[1].TotalGb != 80 {
-		t.Errorf("registered as %v", cmd)
+		t.Errorf("the command is %v, want the totals without the reservations, times the threshold", cmd)
 	}
 }
 
