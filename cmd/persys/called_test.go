@@ -12,7 +12,7 @@ func TestWhichProgramIsCalled(t *testing.T) {
 		{"/usr/bin/persys-scheduler --init", "persys-scheduler", "/usr/bin/persys-scheduler --init"},
 		{"persys-scheduler recover --yes", "persys-scheduler", "persys-scheduler recover --yes"},
 		{"./persys-agent fencer", "persys-agent", "./persys-agent fencer"},
-		{"persys-agent agent", "persys-agent", "persys-agent agent"}, // a link has no first word of persys
+		{"persys-agent agent", "persys-agent", "persys-agent agent"}, // a link to a program takes no program name as its first argument
 		{"persys-gateway", "persys-gateway", "persys-gateway"},
 		{"persysctl list", "persysctl", "persysctl list"},
 		{"persysctl dev", "persysctl", "persysctl dev"},

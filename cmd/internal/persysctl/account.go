@@ -92,7 +92,7 @@ account if it is for --audience and has every --claim with exactly this value.`,
 	f.StringVar(&req.Role, "role", "", "role of the account; persysctl role bind gives further ones")
 	f.StringVar(&req.Description, "description", "", "purpose of the account")
 	f.DurationVar(&ttl, "ttl", 24*time.Hour, "how long the token is valid, at most 720h")
-	f.StringVar(&req.Issuer, "issuer", "", "URL of the OIDC issuer whose tokens act as the account")
+	f.StringVar(&req.Issuer, "issuer", "", "URL of the OIDC issuer whose tokens give access as the account")
 	f.StringVar(&req.Audience, "audience", "", "audience that such a token must have")
 	f.StringToStringVar(&req.Claims, "claim", nil, "claim that such a token must have: NAME=VALUE; may be repeated")
 	cmd.RunE = c.online(func(ctx context.Context, args []string) error {
@@ -125,11 +125,11 @@ func (c *cli) showAccountToken(r *clusterv1.AccountTokenResponse) error {
 	return c.emit(r, func() {
 		if r.GetToken() == "" {
 			c.say(a.GetName(), screen.Good, "created")
-			c.empty("Tokens of "+screen.Clean(a.GetIssuer())+" act as it through a gateway.", "persysctl --server https://GATEWAY:8551 --token-file FILE auth whoami")
+			c.empty("A token of "+screen.Clean(a.GetIssuer())+" with the audience and the claims of the account acts as the account through a gateway.", "persysctl --server https://GATEWAY:8551 --token-file FILE auth whoami")
 			return
 		}
 		writeLines(c.out, []string{r.GetToken()})
-		c.empty(fmt.Sprintf("Valid until %s. It cannot be shown again.", a.GetExpiresAt().AsTime().In(c.zone).Format(time.RFC3339)),
+		c.empty(fmt.Sprintf("The token is valid until %s and cannot be shown again.", a.GetExpiresAt().AsTime().In(c.zone).Format(time.RFC3339)),
 			"persysctl --server https://GATEWAY:8551 --token-file FILE auth whoami")
 	})
 }

@@ -77,7 +77,7 @@ a record.`,
 			return nil
 		}),
 	}
-	cmd.Flags().IntVar(&tail, "tail", 50, "number of records, the newest; 0 shows all")
+	cmd.Flags().IntVar(&tail, "tail", 50, "show only this many of the newest records; 0 shows all")
 	cmd.Flags().StringVar(&log, "log", "", "only this audit log: security, changes or refusals")
 	cmd.Flags().StringVar(&user, "by", "", "only changes by this identity, for example user/ada")
 	return cmd

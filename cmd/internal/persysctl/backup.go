@@ -67,7 +67,7 @@ shows. Then restore. Agents recognise the cluster by its id and follow the new s
 	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask")
 	f.StringVar(&o.key, "cluster-key", "", "file with the former cluster key, if the key was rotated after the backup")
 	f.StringVar(&o.passphrase, "passphrase-file", "", "file with the passphrase of the file of --cluster-key")
-	f.BoolVar(&o.force, "force-new-cluster", false, "restore the workloads of another cluster into this one; make sure that the other no longer runs them")
+	f.BoolVar(&o.force, "force-new-cluster", false, "restore the workloads of another cluster into this one; make sure that the other cluster no longer runs them")
 	parent.AddCommand(create, inspect, restore)
 	return parent
 }

@@ -49,7 +49,7 @@ of --after the former CA still issues the certificates.`,
 			return c.emit(r, func() { c.showAuthorities([]*clusterv1.AuthorityInfo{r.GetAuthority()}) })
 		}),
 	}
-	install.Flags().DurationVar(&after, "after", time.Minute, "time until the new CA issues")
+	install.Flags().DurationVar(&after, "after", time.Minute, "time until the new CA issues certificates")
 	drop := &cobra.Command{
 		Use: "drop ID", Short: "Stop trusting a CA that no longer issues, and its certificates", Args: args(1, 1, "ID"),
 		RunE: c.online(func(ctx context.Context, args []string) error {

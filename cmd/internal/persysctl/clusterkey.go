@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// keyLook is how often a rotation that is waited for is looked at.
+// keyLook is the interval at which --wait reads the progress of a rotation.
 const keyLook = 500 * time.Millisecond
 
 // clusterKeyOnline returns the commands of `persysctl cluster-key` that need a connection to a cluster.

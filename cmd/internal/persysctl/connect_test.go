@@ -277,9 +277,9 @@ func TestStatusWithoutALeader(t *testing.T) {
 	}
 }
 
-// TestStatusIsTheLeaders: persysctl status shows the answer of the leader, because only the leader knows the
+// TestStatusShowsTheLeadersAnswer: persysctl status shows the answer of the leader, because only the leader knows the
 // indexes of the other replicas.
-func TestStatusIsTheLeaders(t *testing.T) {
+func TestStatusShowsTheLeadersAnswer(t *testing.T) {
 	leader, follower, s := start(t, nil), start(t, nil), newSession(t)
 	follower.status.SelfId, follower.leaderAt = "r1", leader.addr
 	follower.status.Replicas[0].Self, follower.status.Replicas[1].Self = true, false

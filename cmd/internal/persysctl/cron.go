@@ -24,8 +24,8 @@ func (c *cli) cronCommand() *cobra.Command {
 schedule.`,
 		Args: args(0, 0), RunE: help,
 	}
-	suspend := c.desireCommand("suspend", "Suspend crons: no run starts by the schedule", "Stopped", "suspended")
-	resume := c.desireCommand("resume", "Resume suspended crons; times that have passed get no run", "Running", "resumed")
+	suspend := c.desireCommand("suspend", "Suspend crons: their schedules start no runs", "Stopped", "suspended")
+	resume := c.desireCommand("resume", "Resume suspended crons; runs that were due meanwhile are not started", "Running", "resumed")
 	suspend.Example, resume.Example = "  persysctl cron suspend nightly", "  persysctl cron resume nightly"
 	parent.AddCommand(
 		&cobra.Command{
@@ -34,7 +34,7 @@ schedule.`,
 			RunE:    c.online(func(ctx context.Context, _ []string) error { return c.crons(ctx) }),
 		},
 		&cobra.Command{
-			Use: "history NAME", Short: "List the runs of a cron or of a parameterized job that are kept", Args: args(1, 1, "NAME"), ValidArgsFunction: c.completeWorkload,
+			Use: "history NAME", Short: "List the stored runs of a cron or of a parameterized job", Args: args(1, 1, "NAME"), ValidArgsFunction: c.completeWorkload,
 			Example: "  persysctl cron history nightly",
 			RunE:    c.online(func(ctx context.Context, args []string) error { return c.runs(ctx, args[0]) }),
 		},

@@ -19,7 +19,7 @@ func TestDeleteNamesTheData(t *testing.T) {
 		lost    bool
 	}{
 		{"nothing", &clusterv1.PlannedWorkload{Action: "delete"}, "", false},
-		{"both", &clusterv1.PlannedWorkload{Action: "delete", LocalData: []string{"disk vda"}, DeletedData: []string{"disk vda on a"}, KeptData: []string{"volume logs on a (retain: Retain)"}},
+		{"deleted and kept data", &clusterv1.PlannedWorkload{Action: "delete", LocalData: []string{"disk vda"}, DeletedData: []string{"disk vda on a"}, KeptData: []string{"volume logs on a (retain: Retain)"}},
 			"db: deletes disk vda on a\ndb: keeps volume logs on a (retain: Retain)", true},
 		{"only kept data", &clusterv1.PlannedWorkload{Action: "delete", LocalData: []string{"volume data"}, KeptData: []string{"volume data on a"}}, "db: keeps volume data on a", false},
 		{"a scheduler that lists only local data", &clusterv1.PlannedWorkload{Action: "delete", LocalData: []string{"volume data"}}, "db: deletes volume data on a", true},
@@ -46,7 +46,7 @@ func TestDeleteKeepsVolumes(t *testing.T) {
 	}{
 		{"by default", "web", nil, false, true, ""},
 		{"with --volumes", "web", []string{"--volumes"}, false, false, ""},
-		{"with --volumes after a delete without", "old", []string{"--volumes"}, false, false, "warning: the volumes of old stay"},
+		{"a delete with --volumes after one without it", "old", []string{"--volumes"}, false, false, "warning: the volumes of old stay"},
 		{"at an older scheduler", "web", nil, true, true, "warning: the scheduler is older than persysctl"},
 	} {
 		f, s := start(t, nil), newSession(t)

@@ -27,8 +27,9 @@ func (c *cli) drainCommand() *cobra.Command {
 		Long: `Move all workloads off a node. A workload for which no other node has room keeps running
 on its node, and moves as soon as another node has room. A workload with local data (disks
 of a virtual machine, volumes, folders beside a Compose file) stays, because a move would
-leave its data behind. With --discard-data it moves without its data: its volumes stay on
-the node, and the disks of a virtual machine are deleted.
+leave its data behind. With --discard-data it moves without its data, which stays on the
+node. The agent deletes disks of virtual machines and volumes without retain: Retain after
+PERSYS_GC_VOLUME_AGE.
 
 A running job may end on its node for an hour, and then it moves too. A job that does not run
 yet, for example because its image cannot be pulled, moves at once. Another time is given with
@@ -60,7 +61,7 @@ const maxDrainDeadline = bounds.MaxDrainDeadline * time.Second
 
 // discardFlag defines the flag --discard-data.
 func discardFlag(f *pflag.FlagSet, discard *bool) {
-	f.BoolVar(discard, "discard-data", false, "let workloads leave the node that has the only copy of their local data, without it")
+	f.BoolVar(discard, "discard-data", false, "also move workloads that have local data on the node; the data is not moved")
 }
 
 func (c *cli) drain(ctx context.Context, id string, o drainOptions) error {

@@ -10,8 +10,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// TestDrainWaitsForJobs: drain --wait waits until the last time at which a running job may still be on the node, and a
-// job that has ended is off the node also if it failed.
+// TestDrainWaitsForJobs: drain --wait waits until the last time at which a running job may still be on the node. A
+// job that has ended, even with a failure, counts as off the node.
 func TestDrainWaitsForJobs(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	stays := func(d time.Duration) *clusterv1.PlannedMove {

@@ -50,7 +50,7 @@ func exitCodes() []exitCode {
 		{exitNotFound, "no such workload, node, replica or context", ""},
 		{exitUnavailable, "no scheduler answers, or there is no leader", "nothing was changed; try again"},
 		{exitTimeout, "--wait ended before the goal was reached", "the change itself stays"},
-		{exitUnknown, "the change may or may not have happened", "look first; applying again is safe"},
+		{exitUnknown, "the change may or may not have happened", "see persysctl events; applying again is safe"},
 		{exitInterrupted, "Ctrl-C", "a change that was sent stays"},
 	}
 }
@@ -108,7 +108,7 @@ func (c *cli) explain(err error, mutation bool) *failure {
 	return c.explained(err, mutation, c.timeout())
 }
 
-// explained is like explain, for a call that had the time limit limit, which a timeout error names.
+// explained is like explain for a call with a time limit, which the text about a timeout names.
 func (c *cli) explained(err error, mutation bool, limit time.Duration) *failure {
 	var f *failure
 	if errors.As(err, &f) {
@@ -220,7 +220,7 @@ func (c *cli) unreachable(f *failure, reason string) {
 }
 
 // ownCertificate is the hint that persysctl prints if a server refuses the user's certificate.
-const ownCertificate = "check --tls-cert and --tls-key: of the cluster's CA, in time and not revoked (persysctl identity list)"
+const ownCertificate = "check --tls-cert and --tls-key: the certificate must be of the cluster's CA, not expired and not revoked (persysctl identity list)"
 
 // certificateRefusal returns the reason for which a scheduler refuses the user's certificate, or "" if it
 // accepts it. low is the error text of the failed call in lower case.

@@ -43,7 +43,7 @@ func (c *cli) eventsCommand() *cobra.Command {
 	f.StringVar(&o.workload, "workload", "", "only events of this workload")
 	f.StringVar(&o.node, "node", "", "only events of this node")
 	f.StringSliceVar(&o.types, "type", nil, "only events of these types, for example NodeLost")
-	f.Int32Var(&o.tail, "tail", 50, "number of past events, the newest; 0 shows all")
+	f.Int32Var(&o.tail, "tail", 50, "show only this many of the newest past events; 0 shows all")
 	// RegisterFlagCompletionFunc fails only for unknown flags.
 	_ = cmd.RegisterFlagCompletionFunc("workload", c.completeWorkload)
 	_ = cmd.RegisterFlagCompletionFunc("node", c.completeNode)

@@ -41,8 +41,8 @@ type fake struct {
 	clusterv1.UnimplementedClusterServer
 	addr string
 
-	older      bool                             // whether it does not know fields of newer versions
-	lastDelete *controlv1.DeleteWorkloadRequest // the last one
+	older      bool // whether the fake acts as an older scheduler, which ignores newer fields
+	lastDelete *controlv1.DeleteWorkloadRequest
 	mu         sync.Mutex
 	fail       map[string][]error // errors that the next calls return, by method
 	nodes      []*controlv1.NodeView

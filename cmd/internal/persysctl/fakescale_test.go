@@ -22,7 +22,8 @@ func (f *fake) ScaleGroup(_ context.Context, req *clusterv1.ScaleGroupRequest) (
 	return out, nil
 }
 
-// got returns the answer of GetWorkload about w. As files, the fake gives two workloads, as if w were a group.
+// got returns the answer of GetWorkload about w. If the request asks for files (AsApplied), the answer has two files, as
+// for a group with two workloads.
 func (f *fake) got(req *controlv1.GetWorkloadRequest, w *controlv1.WorkloadView) *controlv1.GetWorkloadResponse {
 	if !req.GetAsApplied() {
 		return &controlv1.GetWorkloadResponse{Workload: w, Index: 42, Stale: f.stale, AgeMs: f.age()}

@@ -80,7 +80,7 @@ only the name is shown. To compare a file with the current revision: persysctl p
 			})
 		}),
 	}
-	cmd.Flags().StringVar(&which, "revision", "", "numbers of two revisions, A..B, or of one to compare with the one before it")
+	cmd.Flags().StringVar(&which, "revision", "", "revisions to compare: A..B, or B to compare B with the revision before it")
 	return cmd
 }
 

@@ -82,7 +82,7 @@ To let an identity join again: persysctl token create --role ROLE --name NAME`,
 		}),
 	}
 	f := revoke.Flags()
-	f.StringVar(&req.Reason, "reason", "", "why, for the events")
+	f.StringVar(&req.Reason, "reason", "", "reason, which the events record")
 	f.StringVar(&req.Fingerprint, "fingerprint", "", "SHA-256 of one certificate, as `persysctl identity list -o wide` shows it")
 	f.BoolVarP(&yes, "yes", "y", false, "do not ask")
 	parent.AddCommand(c.watchable(list), revoke)
@@ -114,7 +114,7 @@ func (c *cli) showIdentities(r *clusterv1.ListIdentitiesResponse) {
 func (c *cli) joinCommand() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
-		Use: "join TOKEN...", Short: "Join a cluster with a token: this machine, or you", Args: args(1, -1, "TOKEN"),
+		Use: "join TOKEN...", Short: "Join this machine, or yourself, to a cluster with a token", Args: args(1, -1, "TOKEN"),
 		Long: `Join a cluster with a token: this machine, or you.
 
 With a token of the role scheduler, agent or gateway, the program joins as a service of

@@ -98,9 +98,9 @@ func TestIdentityIsRenewed(t *testing.T) {
 	}{
 		"young":                             {ago: 5 * time.Hour, folder: own},
 		"a quarter of the lifetime is over": {ago: 7 * time.Hour, folder: own, renewed: true},
-		"a quarter over, in another folder": {ago: 7 * time.Hour, folder: "admin", renewed: true},
-		"the last attempt was a moment ago": {ago: 7 * time.Hour, folder: own, looked: time.Minute},
-		"an attempt over an hour ago":       {ago: 7 * time.Hour, folder: own, looked: 2 * time.Hour, renewed: true},
+		"a quarter of the lifetime is over, in another folder":                    {ago: 7 * time.Hour, folder: "admin", renewed: true},
+		"the last attempt was a moment ago":                                       {ago: 7 * time.Hour, folder: own, looked: time.Minute},
+		"an attempt over an hour ago":                                             {ago: 7 * time.Hour, folder: own, looked: 2 * time.Hour, renewed: true},
 		"in the second half of its life a certificate is renewed at each command": {ago: 13 * time.Hour, folder: own, looked: time.Minute, renewed: true},
 		"in the first half of its life a refused renewal is not reported":         {ago: 7 * time.Hour, folder: own, refused: true},
 		"a refusal is reported hours before the end":                              {ago: 20 * time.Hour, folder: own, refused: true, says: "ends in 3h"},

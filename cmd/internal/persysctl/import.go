@@ -27,7 +27,7 @@ func (c *cli) importCommand() *cobra.Command {
 		Use: "import", Short: "Write workload files from a Docker Swarm or a Nomad job",
 		Long: `Write workload files from a Docker Swarm or a Nomad job.
 
-The command changes nothing, here or there. It names every setting that has no equal, and
+The command changes nothing, here or there. It names every setting that has no equivalent, and
 prints the commands that create networks, secrets and configs before the files are applied.`,
 		Args: args(0, 0), RunE: help,
 	}
@@ -49,7 +49,7 @@ lists. Values of secrets cannot be read from a Swarm, and data of volumes is not
 		RunE:    func(_ *cobra.Command, args []string) error { return c.importNomad(args[0], dir) },
 	}
 	for _, cmd := range []*cobra.Command{swarm, nomad} {
-		cmd.Flags().StringVar(&dir, "dir", "imported", "folder for the files, which must not have them yet")
+		cmd.Flags().StringVar(&dir, "dir", "imported", "folder for the files; an existing file is not overwritten")
 		parent.AddCommand(cmd)
 	}
 	return parent
@@ -169,7 +169,7 @@ func (c *cli) writeImport(r *translate.Result, dir string) error {
 		}
 		notes = append(notes, where+": "+n.Text)
 	}
-	section("Without an equal, or to be checked:", notes)
+	section("Without an equivalent, or to be checked:", notes)
 	var faults spec.Errors
 	if _, err := spec.Parse(file, r.YAML, spec.Options{}); errors.As(err, &faults) {
 		var list []string

@@ -38,8 +38,8 @@ that the group gets later join. The command ends when no member runs or will run
 		RunE: c.online(func(ctx context.Context, args []string) error { return c.logs(ctx, args[0], o) }),
 	}
 	f := cmd.Flags()
-	f.BoolVarP(&o.follow, "follow", "f", false, "follow the output until Ctrl-C, over restarts too; members that run later join")
-	f.Int64Var(&o.tail, "tail", -1, "number of lines, the last; -1 shows all")
+	f.BoolVarP(&o.follow, "follow", "f", false, "follow the output until Ctrl-C, also after restarts, and the output of members that start later")
+	f.Int64Var(&o.tail, "tail", -1, "show only this many of the last lines; -1 shows all")
 	f.BoolVarP(&o.timestamps, "timestamps", "t", false, "print the time before each line")
 	f.StringVar(&o.since, "since", "", "only newer output: a duration (10m) or a time (RFC 3339)")
 	f.StringVar(&o.service, "service", "", "service of a Compose workload")
@@ -176,7 +176,7 @@ func (c *cli) outputGoesOn(ctx context.Context, id string) bool {
 		case status.Code(err) == codes.NotFound:
 			why = "it is deleted"
 		case err != nil && !failing:
-			fmt.Fprintf(c.err, "The output of %s has ended, and its state cannot be read: %s. It is read again until the answer comes; Ctrl-C ends.\n", id, c.explain(err, false).text)
+			fmt.Fprintf(c.err, "The output of %s has ended, and the state of the workload cannot be read: %s. persysctl reads the state again until a scheduler answers; Ctrl-C ends.\n", id, c.explain(err, false).text)
 		case err != nil:
 		case w.GetStatus() == "Running":
 			fmt.Fprintf(c.err, "%s was restarted or moved, and runs on %s; its output goes on.\n", id, screen.Clean(w.GetAssignedNodeId()))
@@ -314,7 +314,7 @@ func (s *memberOutputs) follow(ctx context.Context) {
 			first, failing, pause = false, false, s.c.looks.member
 		case !failing:
 			failing = true
-			s.say("The members of %s cannot be listed: %s. They are listed again until the answer comes; Ctrl-C ends.\n", s.group, s.c.explain(err, false).text)
+			s.say("The members of %s cannot be listed: %s. persysctl lists them again until a scheduler answers; Ctrl-C ends.\n", s.group, s.c.explain(err, false).text)
 		default:
 			pause = min(2*pause, longestLook)
 		}

@@ -70,7 +70,7 @@ schedulers then attach the etcd that answers there now, also if it is another on
 			return c.emit(r, func() {
 				writeLines(c.out, []string{"the etcd is detached"})
 				if e := r.GetEndpoints(); len(e) > 0 {
-					c.empty("ETCD_ENDPOINTS names "+strings.Join(cleaned(e), ", ")+": another etcd is attached now, namely the one at that address.", "persysctl mirror status")
+					c.empty("ETCD_ENDPOINTS names "+strings.Join(cleaned(e), ", ")+": the schedulers attach the etcd that answers there now.", "persysctl mirror status")
 				}
 			})
 		}),

@@ -49,7 +49,7 @@ health of their etcd. With normal they do the same as soon as etcd is healthy.`,
 		Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error { return c.modeShow(ctx) }),
 	}
-	set.Flags().StringVar(&reason, "reason", "", "why, for the events")
+	set.Flags().StringVar(&reason, "reason", "", "reason, which the events record")
 	parent.AddCommand(show, set)
 	return parent
 }

@@ -137,8 +137,8 @@ Taint the nodes of the pool to keep other namespaces off them.`,
 	f.Int64Var(&o.devices, "devices", 0, "quota of devices (resources.devices) of all names together")
 	f.Int64Var(&o.volumes, "volumes", 0, "quota of managed volumes, including kept ones that no workload uses")
 	f.StringVar(&o.volumeSize, "volume-size", "", "quota of the size of all managed volumes together: 500Gi")
-	f.Int32Var(&o.maxPriority, "max-priority", 0, "highest priority that users of this namespace may set, and that lets its workloads preempt those of other namespaces: 0 to 1000")
-	f.BoolVar(&o.allowScaling, "allow-scaling", false, "let the suggestions of automations scale groups; --allow-scaling=false ends it")
+	f.Int32Var(&o.maxPriority, "max-priority", 0, "highest priority, 0 to 1000, that restricted users may set in this namespace, and with which its workloads preempt those of other namespaces")
+	f.BoolVar(&o.allowScaling, "allow-scaling", false, "let the suggestions of automation services scale groups; --allow-scaling=false forbids it")
 	f.StringSliceVar(&o.nodes, "nodes", nil, "labels (KEY=VALUE) that nodes must carry to run its workloads; \"\" = any node")
 	f.StringSliceVar(&o.add, "add-user", nil, "restrict this user to this namespace, and to others that list it; may be repeated")
 	f.StringSliceVar(&o.remove, "remove-user", nil, "remove this user; refused in the last namespace that lists it")
@@ -292,7 +292,7 @@ var amounts = [...]amount{
 // alwaysShown is the number of amounts that are shown even if no namespace uses or limits them.
 const alwaysShown = 4
 
-// shownAmounts returns the amounts without those that no namespace of a list uses or limits.
+// shownAmounts returns the amounts that at least one namespace in list uses or limits, and the first alwaysShown ones.
 func shownAmounts(list ...*clusterv1.Namespace) []amount {
 	var shown []amount
 	for i, a := range amounts {
@@ -326,8 +326,8 @@ func (c *cli) showNamespaces(list []*clusterv1.Namespace) {
 	c.print(t)
 }
 
-// fullness returns the colour in which the used amount of a resource is shown: it warns when used comes near to the
-// quota most.
+// fullness returns the colour in which the used amount of a resource is shown: a warning when used equals the quota
+// most, and an error when used exceeds it.
 func fullness(used, most int64) screen.Style {
 	switch {
 	case used > most:
@@ -347,7 +347,7 @@ func (c *cli) showNamespace(n *clusterv1.Namespace) {
 		users = strings.Join(n.GetUsers(), ", ") + ", and " + users
 	}
 	f.Add("Users", screen.Text(users))
-	reach := "0; its workloads never take the place of those of other namespaces"
+	reach := "0; its workloads never preempt workloads of other namespaces"
 	if n.GetMaxPriority() > 0 {
 		reach = fmt.Sprint(n.GetMaxPriority())
 	}

@@ -97,7 +97,7 @@ func (c *cli) showNode(n *controlv1.NodeView) {
 	}
 	f.Add("Devices", screen.Text(strings.Join(devices, ", ")))
 	if age := n.GetUsage().GetNetworkNamesAgeSeconds(); age > 0 {
-		f.Add("Names", screen.Styled("of networks may be outdated: no scheduler has confirmed them for "+screen.Span(time.Duration(age)*time.Second), screen.Warn))
+		f.Add("Network names", screen.Styled("may be outdated: no scheduler has confirmed them for "+screen.Span(time.Duration(age)*time.Second), screen.Warn))
 	}
 	f.Add("Runs", screen.Text(strings.Join(n.GetSupportedWorkloadTypes(), ", ")))
 	f.Add("Labels", screen.Text(labelsText(n.GetLabels())))
@@ -209,7 +209,7 @@ copy of a workload's data is removed only with --discard-data.`,
 			}, "removed")
 		}),
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "even if it has workloads")
+	cmd.Flags().BoolVar(&force, "force", false, "remove the node even if it has workloads")
 	discardFlag(cmd.Flags(), &discard)
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	return cmd

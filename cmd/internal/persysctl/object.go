@@ -80,7 +80,7 @@ updated.`,
 			return c.showPut(args[0], r)
 		}),
 	}
-	rollback.Flags().Uint64Var(&number, "to", 0, "number of the version, see history; default the one before the present one")
+	rollback.Flags().Uint64Var(&number, "to", 0, "number of the version, see history; default: the version before the present one")
 	drop := &cobra.Command{
 		Use: "rm NAME", Aliases: []string{"delete"}, Short: "Delete a " + kind + " that no workload uses, with all its versions", Args: args(1, 1, "NAME"), ValidArgsFunction: complete,
 		RunE: c.online(func(ctx context.Context, args []string) error {

@@ -115,7 +115,7 @@ func (c *cli) clusterKeyCommand() *cobra.Command {
 			if !fresh {
 				return failf(exitFailed, "", "%s already holds key %s; nothing was changed", args[0], key.ID())
 			}
-			writeLines(c.out, []string{args[0] + " holds key " + key.ID() + "; copy it to every scheduler, readable only by it"})
+			writeLines(c.out, []string{args[0] + " holds key " + key.ID() + "; copy the file to every scheduler, readable only by the user of the scheduler"})
 			return nil
 		},
 	}

@@ -171,7 +171,7 @@ func turnLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
 	atATime, members, extra := map[string]int32{}, map[string]int{}, map[string]int32{}
 	for _, w := range workloads {
 		if w.GetAtATime() > 0 && w.GetMembers() != "" {
-			lines = append(lines, fmt.Sprintf("The members of %s would change in turns, at most %d at a time; `persysctl rollout status %s` follows.",
+			lines = append(lines, fmt.Sprintf("The members of %s would change in turns, at most %d at a time; `persysctl rollout status %s` shows the progress.",
 				screen.Clean(w.GetWorkloadId()), w.GetAtATime(), screen.Clean(w.GetWorkloadId())))
 		} else if n := w.GetAtATime(); n > 0 {
 			group := w.GetWorkloadId()
@@ -186,7 +186,7 @@ func turnLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
 		if n := extra[group]; n > 0 {
 			first = fmt.Sprintf(", after the start of %s, deleted at the end", screen.Plural(int(n), "extra member"))
 		}
-		lines = append(lines, fmt.Sprintf("%s of %s would change in turns, at most %d at a time%s; `persysctl rollout status %s` follows.",
+		lines = append(lines, fmt.Sprintf("%s of %s would change in turns, at most %d at a time%s; `persysctl rollout status %s` shows the progress.",
 			screen.Plural(members[group], "member"), screen.Clean(group), atATime[group], first, screen.Clean(group)))
 	}
 	return lines

@@ -67,7 +67,7 @@ reads --etcd and writes nothing to it;
 	f.StringVar(&o.prefix, "prefix", "", "prefix in etcd, in place of ETCD_PREFIX")
 	f.StringSliceVar(&o.etcd, "etcd", nil, "endpoints to read when no etcd is attached; default localhost:2379 on the leader's machine")
 	f.BoolVar(&o.skip, "skip-unreadable", false, "skip keys that cannot be read, and import the others")
-	f.BoolVar(&o.force, "force-new-cluster", false, "take the workloads of another cluster into this one, although that one may still run them")
+	f.BoolVar(&o.force, "force-new-cluster", false, "import the workloads of another cluster into this one; make sure that the other cluster no longer runs them")
 	parent.AddCommand(show, restore, imports)
 	return parent
 }

@@ -55,7 +55,7 @@ func (c *cli) replicaCommand() *cobra.Command {
 			return nil
 		}),
 	}
-	remove.Flags().BoolVar(&force, "force", false, "even if the scheduler is alive, or too few others are")
+	remove.Flags().BoolVar(&force, "force", false, "remove the scheduler even if it is alive, or if too few other schedulers are")
 	remove.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	leave := &cobra.Command{
 		Use: "leave REPLICA", Short: "Make a running scheduler leave the cluster for good",

@@ -53,11 +53,11 @@ func stoppingText(s *controlv1.Stopping, since, now time.Time) string {
 	grace := time.Duration(s.GetGraceSeconds()) * time.Second
 	switch left := since.Add(grace).Sub(now); {
 	case grace == 0:
-		return "waits for it to end"
+		return "waits for the instance to end"
 	case since.IsZero():
-		return fmt.Sprintf("waits for it to end; it is killed after %s", screen.Span(grace))
+		return fmt.Sprintf("waits for the instance to end; it is killed after %s", screen.Span(grace))
 	case left >= time.Second:
-		return fmt.Sprintf("waits for it to end; it is killed in %s", screen.Span(left))
+		return fmt.Sprintf("waits for the instance to end; it is killed in %s", screen.Span(left))
 	}
-	return "waits for the node to report its end"
+	return "waits for the node to report the end of the instance"
 }

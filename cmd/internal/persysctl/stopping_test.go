@@ -25,16 +25,16 @@ func TestStoppingInstancesAreShown(t *testing.T) {
 		wantStatus, wantNode, wantReason, wantLine string
 	}{
 		{"a deletion", "Deleted", "Deleting", "", "Deleting", at(&controlv1.Stopping{NodeIds: []string{"a"}, GraceSeconds: 30}, 9), "Deleting", "a",
-			"waits for it to end; it is killed in 21s", "Deleting on a: waits for it to end; it is killed after 30s"},
+			"waits for the instance to end; it is killed in 21s", "Deleting on a: waits for the instance to end; it is killed after 30s"},
 		{"a deletion on two nodes", "Deleted", "Deleting", "", "Deleting", at(&controlv1.Stopping{NodeIds: []string{"a", "b"}}, 9), "Deleting", "a,b",
-			"waits for it to end", "Deleting on a,b: waits for it to end"},
+			"waits for the instance to end", "Deleting on a,b: waits for the instance to end"},
 		{"the time is over", "Deleted", "Deleting", "", "Deleting", at(&controlv1.Stopping{NodeIds: []string{"a"}, GraceSeconds: 30}, 31), "Deleting", "a",
-			"waits for the node to report its end", "Deleting on a: waits for it to end; it is killed after 30s"},
+			"waits for the node to report the end of the instance", "Deleting on a: waits for the instance to end; it is killed after 30s"},
 		{"a deletion that takes too long", "Deleted", "Deleting", "", "DeleteTimeout", at(&controlv1.Stopping{NodeIds: []string{"a"}, GraceSeconds: 30}, 300), "Deleting", "a",
 			"DeleteTimeout: node a", "Deleting on a: DeleteTimeout: node a"},
 		{"a stop", "Stopped", "Pending", "a", "Working", &controlv1.Stopping{NodeIds: []string{"a"}, GraceSeconds: 30}, "Stopping", "a",
-			"waits for it to end; it is killed after 30s", "Stopping on a: waits for it to end; it is killed after 30s"},
-		{"a stop just ordered", "Stopped", "Updating", "a", "UserStop", &controlv1.Stopping{NodeIds: []string{"a"}}, "Stopping", "a", "waits for it to end", "Stopping on a: waits for it to end"},
+			"waits for the instance to end; it is killed after 30s", "Stopping on a: waits for the instance to end; it is killed after 30s"},
+		{"a stop just ordered", "Stopped", "Updating", "a", "UserStop", &controlv1.Stopping{NodeIds: []string{"a"}}, "Stopping", "a", "waits for the instance to end", "Stopping on a: waits for the instance to end"},
 		{"stopped", "Stopped", "Stopped", "a", "UserStop", nil, "Stopped", "a", "", "Stopped on a: UserStop: node a"},
 		{"an update", "Running", "Updating", "a", "Working", nil, "Updating", "a", "Working: node a", "Updating on a: Working: node a"},
 	} {

@@ -49,9 +49,9 @@ func behind(t testing.TB, f *fake, timeout time.Duration) string {
 	return s.URL
 }
 
-// TestGatewayIsNoDifference runs every command of TestOutputsAreGolden through a gateway. The output and the
+// TestCommandsGiveTheSameResultThroughAGateway runs every command of TestOutputsAreGolden through a gateway. The output and the
 // exit code must be the same as at a scheduler, except for the address and for sessions of the web console.
-func TestGatewayIsNoDifference(t *testing.T) {
+func TestCommandsGiveTheSameResultThroughAGateway(t *testing.T) {
 	for _, c := range outputCases() {
 		t.Run(c.name, func(t *testing.T) { // not parallel: the library of the gateway's generated handlers has a global setting
 			f, direct := start(t, nil), newSession(t)
@@ -266,7 +266,7 @@ func TestContextsAreStoredAndChosen(t *testing.T) {
 					t.Errorf("the output does not contain %q:\n%s", want, got)
 				}
 			}
-			if strings.Contains(c.name, "stands for itself") && strings.Contains(got, leaf) {
+			if strings.Contains(c.name, "the flag that gave the address") && strings.Contains(got, leaf) {
 				t.Errorf("the certificate of a context is sent to another address:\n%s", got)
 			}
 		})

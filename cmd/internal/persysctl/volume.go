@@ -115,7 +115,7 @@ func usersOfVolume(v *clusterv1.Volume) string {
 func (c *cli) volumeInspectCommand() *cobra.Command {
 	var which volumeChoice
 	cmd := &cobra.Command{
-		Use: "inspect NAME", Aliases: []string{"show"}, Short: "Show a volume, with what its node says of it", Args: args(1, 1, "NAME"),
+		Use: "inspect NAME", Aliases: []string{"show"}, Short: "Show a volume, and its state according to its node", Args: args(1, 1, "NAME"),
 		Example: "  persysctl volume inspect data\n  persysctl volume inspect data --node node-a -o json",
 	}
 	cmd.RunE = c.online(func(ctx context.Context, args []string) error {
@@ -167,8 +167,8 @@ func (c *cli) showVolume(v *clusterv1.Volume) {
 type volumeChoice struct{ node, driver string }
 
 func (v *volumeChoice) flags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&v.node, "node", "", "node of the volume, if several nodes have one of this name")
-	cmd.Flags().StringVar(&v.driver, "driver", "", "driver of the volume, if there are several of this name")
+	cmd.Flags().StringVar(&v.node, "node", "", "node of the volume, if several nodes have a volume of this name")
+	cmd.Flags().StringVar(&v.driver, "driver", "", "driver of the volume, if several volumes have this name")
 }
 
 // find returns the volumes that match a name and the flags --node and --driver. It returns an error if no

@@ -105,11 +105,11 @@ type waiting struct {
 
 func (w *waiting) flags(f *pflag.FlagSet, what string) {
 	f.BoolVar(&w.wait, "wait", false, "wait until "+what+", and show the progress")
-	f.DurationVar(&w.timeout, "timeout", 2*time.Minute, "time limit of --wait; without this flag --wait has none for a job, which its own deadline ends")
+	f.DurationVar(&w.timeout, "timeout", 2*time.Minute, "time limit of --wait; for jobs there is no limit unless this flag is given")
 	w.given = func() bool { return f.Changed("timeout") }
 }
 
-// limit gives the ends of jobs the time limit that was given with --timeout.
+// limit applies the time limit to the ends of jobs too if the user gave --timeout.
 func (w *waiting) limit(goals map[string]goal) {
 	for id, g := range goals {
 		g.job = g.job && !w.given()

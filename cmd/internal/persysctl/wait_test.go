@@ -593,9 +593,9 @@ func TestApplyBreaksOff(t *testing.T) {
 	}
 }
 
-// TestWaitsForMoreThanAURLNames: if the ids for which --wait waits do not fit into a URL, the request watches
+// TestWaitForMoreIDsThanAURLHolds: if the ids for which --wait waits do not fit into a URL, the request watches
 // all workloads.
-func TestWaitsForMoreThanAURLNames(t *testing.T) {
+func TestWaitForMoreIDsThanAURLHolds(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	var b strings.Builder
 	var changes []*clusterv1.WorkloadChange

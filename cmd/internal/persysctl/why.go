@@ -172,7 +172,7 @@ func (c *cli) actionsCommand() *cobra.Command {
 		Args: args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
 		RunE: c.online(func(ctx context.Context, args []string) error { return c.actions(ctx, args[0], limit) }),
 	}
-	cmd.Flags().Int32Var(&limit, "limit", 20, "number of actions, the newest; 0 shows all")
+	cmd.Flags().Int32Var(&limit, "limit", 20, "show only this many of the newest actions; 0 shows all")
 	return c.watchable(cmd)
 }
 

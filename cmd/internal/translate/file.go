@@ -10,7 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Note tells the user about a field of the input for which workload files have no equal field. It says to which
+// Note tells the user about a field of the input for which workload files have no equivalent field. It says to which
 // similar field it was translated, or that it was left out.
 type Note struct {
 	Workload string // id of the workload; "" = all

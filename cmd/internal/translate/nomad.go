@@ -54,7 +54,7 @@ func (t *translation) nomadGroup(w *workload, j, g *source) {
 		w.Priority = p - 50
 	}
 	if pool := j.text("NodePool"); pool != "" && pool != "default" {
-		t.note(w.ID, "NodePool", "bind the namespace to the nodes of pool %s by a label: persysctl namespace set NAMESPACE --node-label pool=%s", pool, pool)
+		t.note(w.ID, "NodePool", "bind the namespace to the nodes of pool %s by a label: persysctl namespace set NAMESPACE --nodes pool=%s", pool, pool)
 	}
 	t.nomadKind(w, j, g)
 	if dcs := j.texts("Datacenters"); len(dcs) > 0 && !slices.Contains(dcs, "*") {
@@ -80,7 +80,7 @@ func (t *translation) nomadGroup(w *workload, j, g *source) {
 	g.skip("Name", "Count", "ReschedulePolicy", "Migrate", "EphemeralDisk", "Update", "MaxClientDisconnect", "PreventRescheduleOnLost", "Disconnect", "Meta",
 		"Consul", "ShutdownDelay", "StopAfterClientDisconnect", "Scaling")
 	if s := g.object("Scaling"); s.has("Max") {
-		t.note(w.ID, s.path, "the autoscaler of Nomad has an equal in autoscale: {min: %d, max: %d, cpu: 70}", s.number("Min"), s.number("Max"))
+		t.note(w.ID, s.path, "the equivalent of Nomad's autoscaler is autoscale: {min: %d, max: %d, cpu: 70}", s.number("Min"), s.number("Max"))
 	}
 
 	ports := t.nomadPorts(w, g)
@@ -132,7 +132,7 @@ func (t *translation) nomadKind(w *workload, j, g *source) {
 			specs = []string{""}
 		}
 		if len(specs) > 1 {
-			t.note(w.ID, p.at("Specs"), "a cron has one schedule: write a workload each for %s", strings.Join(specs[1:], ", "))
+			t.note(w.ID, p.at("Specs"), "a cron has one schedule: write one more workload for each of %s", strings.Join(specs[1:], ", "))
 		}
 		w.Kind, w.Cron, w.Count = "cron", &cron{Schedule: specs[0], Suspend: p.text("Enabled") == "false"}, nil
 		if w.Job == nil {
@@ -170,7 +170,7 @@ func (t *translation) nomadPlacement(w *workload, s *source) {
 		if rule, ok := t.nomadRule(left, op, right); ok {
 			w.Constraints = append(w.Constraints, rule)
 		} else if left != "${attr.kernel.name}" || right != "linux" {
-			t.note(w.ID, c.path, "%s %s %s has no equal: set a label (persysctl node label) and write a constraint for it", left, op, right)
+			t.note(w.ID, c.path, "%s %s %s has no equivalent: set a label (persysctl node label) and write a constraint for it", left, op, right)
 		}
 	}
 	for _, a := range s.objects("Affinities") {
@@ -178,7 +178,7 @@ func (t *translation) nomadPlacement(w *workload, s *source) {
 		rule, ok := t.nomadRule(a.text("LTarget"), a.text("Operand"), a.text("RTarget"))
 		switch {
 		case !ok:
-			t.note(w.ID, a.path, "%s has no equal: set a label (persysctl node label) and write an affinity for it", a.text("LTarget"))
+			t.note(w.ID, a.path, "%s has no equivalent: set a label (persysctl node label) and write an affinity for it", a.text("LTarget"))
 		case weight < 0:
 			w.AntiAffin = append(w.AntiAffin, affinity{Node: rule, Weight: -weight})
 		default:
@@ -189,7 +189,7 @@ func (t *translation) nomadPlacement(w *workload, s *source) {
 		if label, ok := nomadLabel(x.text("Attribute")); ok {
 			w.Spread = append(w.Spread, spread{By: label, When: "prefer"})
 		} else {
-			t.note(w.ID, x.path, "a spread over %s has no equal: set a label (persysctl node label) and spread over it", x.text("Attribute"))
+			t.note(w.ID, x.path, "a spread over %s has no equivalent: set a label (persysctl node label) and spread over it", x.text("Attribute"))
 		}
 		if x.has("SpreadTarget") {
 			t.note(w.ID, x.at("SpreadTarget"), "members are spread evenly, without percentages")
@@ -234,7 +234,7 @@ func (t *translation) nomadUpdate(w *workload, s *source) {
 		}
 		if w.Kind == "system" || w.Count != nil && u.Canary >= *w.Count {
 			if u.Canary > 0 {
-				t.note(w.ID, s.at("Canary"), "an update without canaries, because canaries are fewer than the copies")
+				t.note(w.ID, s.at("Canary"), "the update has no canaries, because there must be fewer canaries than copies")
 			}
 			u.Canary = 0
 		}
@@ -264,7 +264,7 @@ func (t *translation) nomadPorts(w *workload, g *source) map[string]port {
 		for _, p := range n.objects("DynamicPorts") {
 			to := port{Container: p.number("To"), Name: p.text("Label")}
 			if to.Container <= 0 {
-				t.note(w.ID, p.path, "port %s has no number in the container, and Nomad told the task one in NOMAD_PORT_%s: write the port of the program", to.Name, to.Name)
+				t.note(w.ID, p.path, "port %s has no fixed number in the container, because Nomad chose the number and set NOMAD_PORT_%s: write the port on which the program listens", to.Name, to.Name)
 				to.Container = 0
 			}
 			ports[to.Name] = to
@@ -311,7 +311,7 @@ func (t *translation) nomadTask(w *workload, s *source, ports map[string]port, v
 	}
 	if most := r.number("MemoryMaxMB"); most > 0 {
 		memory = most << 20
-		t.note(w.ID, r.at("MemoryMaxMB"), "a workload reserves what it may use: %s", mebibytes(memory))
+		t.note(w.ID, r.at("MemoryMaxMB"), "a workload reserves its memory limit: %s", mebibytes(memory))
 	}
 	sum.cpu, sum.memory = sum.cpu+cpu, sum.memory+memory
 	for _, d := range r.objects("Devices") {
@@ -386,7 +386,7 @@ func (t *translation) nomadConfig(w *workload, c *container, s *source, ports ma
 			c.Managed = append(c.Managed, volume{Name: from, Path: to, ReadOnly: suffix != "", Retain: "Retain"})
 			t.note(w.ID, m.path, "the data of volume %s is not copied: copy it into the new volume before the workload uses it", from)
 		default:
-			t.note(w.ID, m.path, "a mount of type %s from %q has no equal: %s", kind, from, to)
+			t.note(w.ID, m.path, "a mount of type %s from %q has no equivalent: %s", kind, from, to)
 		}
 	}
 	c.CapAdd, c.CapDrop = capabilities(s.texts("cap_add")), capabilities(s.texts("cap_drop"))
@@ -408,7 +408,7 @@ func (t *translation) nomadConfig(w *workload, c *container, s *source, ports ma
 		a, errA := strconv.ParseInt(soft, 10, 64)
 		b, errB := strconv.ParseInt(hard, 10, 64)
 		if errA != nil || errB != nil {
-			t.note(w.ID, s.at("ulimit"), "%s is no limit: %s", name, value)
+			t.note(w.ID, s.at("ulimit"), "ulimit %s has the value %s, which is not a number: write the limit", name, value)
 			continue
 		}
 		if c.Ulimits == nil {
@@ -437,7 +437,7 @@ func (t *translation) nomadConfig(w *workload, c *container, s *source, ports ma
 	case "host", "none":
 		c.NetworkMode = mode
 	default:
-		t.note(w.ID, s.at("network_mode"), "%s has no equal", mode)
+		t.note(w.ID, s.at("network_mode"), "%s has no equivalent", mode)
 	}
 	host := func(key string) string {
 		if s.fields[key] == "host" {
@@ -511,7 +511,7 @@ func (t *translation) nomadService(w *workload, s *source, ports map[string]port
 				h.Service = ""
 			}
 		default:
-			t.note(w.ID, c.path, "a check of type %s has no equal", kind)
+			t.note(w.ID, c.path, "a check of type %s has no equivalent", kind)
 			continue
 		}
 		if w.HealthCheck != nil {

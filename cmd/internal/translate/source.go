@@ -188,7 +188,7 @@ func (s *source) unread() (out []Note) {
 	for _, key := range slices.Sorted(maps.Keys(s.fields)) {
 		if v := s.fields[key]; !s.read[key] && !zero(v) {
 			text, _ := json.Marshal(v)
-			out = append(out, Note{Field: s.at(key), Text: "has no equal: " + clip(string(text))})
+			out = append(out, Note{Field: s.at(key), Text: "has no equivalent: " + clip(string(text))})
 		}
 	}
 	for _, o := range s.inner {

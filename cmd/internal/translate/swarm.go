@@ -80,7 +80,7 @@ func (t *translation) swarmService(s *source, in SwarmInput) {
 		}
 		if p.text("PublishMode") != "host" {
 			if to.Mode = "ingress"; to.Host == 0 {
-				t.note(w.ID, p.at("PublishedPort"), "the Swarm chose the published port of %d; write one", to.Container)
+				t.note(w.ID, p.at("PublishedPort"), "the Swarm chose the published port for container port %d: write a published port", to.Container)
 			}
 		}
 		w.Container.Ports = append(w.Container.Ports, to)
@@ -231,7 +231,7 @@ func (t *translation) swarmMount(w *workload, m *source) {
 		}
 		t.note(w.ID, m.path, "the data of volume %s is not copied: copy it from the former node into the new volume before the workload uses it", from)
 	default:
-		t.note(w.ID, m.path, "a mount of type %s has no equal: %s", kind, to)
+		t.note(w.ID, m.path, "a mount of type %s has no equivalent: %s", kind, to)
 	}
 }
 
@@ -250,7 +250,7 @@ func (t *translation) swarmPlacement(w *workload, s *source) {
 			w.Constraints = append(w.Constraints, label+" "+op+" "+value)
 		case key == "node.platform.os" && op == "=" && value == "linux":
 		default:
-			t.note(w.ID, s.at("Constraints"), "%q has no equal: set a label (persysctl node label) and write a constraint for it", c)
+			t.note(w.ID, s.at("Constraints"), "%q has no equivalent: set a label (persysctl node label) and write a constraint for it", c)
 		}
 	}
 	for _, p := range s.objects("Preferences") {
@@ -259,14 +259,14 @@ func (t *translation) swarmPlacement(w *workload, s *source) {
 			w.Spread = append(w.Spread, spread{By: label, When: "prefer"})
 			continue
 		}
-		t.note(w.ID, p.path, "a spread over %q has no equal: set a label (persysctl node label) and spread over it", by)
+		t.note(w.ID, p.path, "a spread over %q has no equivalent: set a label (persysctl node label) and spread over it", by)
 	}
 	switch most := s.number("MaxReplicas"); most {
 	case 0:
 	case 1:
 		w.AntiAffin = append(w.AntiAffin, affinity{Group: w.ID, By: "host", When: "must"})
 	default:
-		t.note(w.ID, s.at("MaxReplicas"), "at most %d replicas on a node have no equal; one at most has (anti_affinity), and copies are spread anyway", most)
+		t.note(w.ID, s.at("MaxReplicas"), "a limit of %d replicas per node has no equivalent; a limit of one has (anti_affinity); copies are spread over the nodes anyway", most)
 	}
 }
 
@@ -276,7 +276,7 @@ func (t *translation) swarmResources(w *workload, s *source) {
 	amount := func(key string, form func(int64) string) string {
 		limit, asked := limits.number(key), reserved.number(key)
 		if limit != 0 && asked != 0 && limit != asked {
-			t.note(w.ID, s.at("Reservations."+key), "a workload reserves what it may use, so the limit counts: %s instead of %s", form(limit), form(asked))
+			t.note(w.ID, s.at("Reservations."+key), "a workload reserves its limit, so the limit of %s replaces the reservation of %s", form(limit), form(asked))
 		}
 		if limit == 0 {
 			limit = asked
@@ -353,7 +353,7 @@ func (t *translation) swarmUpdate(w *workload, s *source) {
 	}
 	w.Update = u
 	if s.has("Delay") {
-		t.note(w.ID, s.at("Delay"), "a pause of %s between two copies has no equal: the next copy waits until the last one was healthy for min_healthy_time", s.seconds("Delay"))
+		t.note(w.ID, s.at("Delay"), "a pause of %s between two copies has no equivalent: the next copy waits until the last one was healthy for min_healthy_time", s.seconds("Delay"))
 	}
 	s.skip("Delay", "MaxFailureRatio")
 }

@@ -58,7 +58,7 @@ func accept(t *testing.T, w http.ResponseWriter, r *http.Request, texts ...strin
 
 // A session over TLS sends the token and the cluster to the gateway, even if the gateway also supports
 // HTTP/2.
-func TestSessionIsTheCallers(t *testing.T) {
+func TestSessionSendsTokenAndCluster(t *testing.T) {
 	var header http.Header
 	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header = r.Header.Clone()

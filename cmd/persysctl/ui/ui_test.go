@@ -169,7 +169,7 @@ func TestTablesShowTheirRows(t *testing.T) {
 	b.keys("3")
 	b.want("events, the newest first", "[3 Events (2)]", "Running → Failed", "NodeLost")
 	b.keys("tab")
-	b.want("the tabs go round", "[1 Workloads (4)]")
+	b.want("Tab on the last tab, which selects the first", "[1 Workloads (4)]")
 	for _, size := range [][2]int{{40, 8}, {60, 12}, {200, 50}} {
 		b.send(tea.WindowSizeMsg{Width: size[0], Height: size[1]})
 		for _, k := range []string{"1", "2", "3", "?"} {
@@ -187,33 +187,33 @@ func TestTheCursorFollowsItsWorkload(t *testing.T) {
 	b.send(workloadsMsg{changes: []*clusterv1.WorkloadChange{{Workload: &controlv1.WorkloadView{WorkloadId: "web-0", Status: "Running", DesiredState: "Running"}}}})
 	b.want("the cursor stays on its workload when another workload is inserted above it", ">web-3", "web-0", "(5)")
 	b.send(workloadsMsg{changes: []*clusterv1.WorkloadChange{{Workload: &controlv1.WorkloadView{WorkloadId: "web-3"}, Deleted: true}}})
-	b.want("one that goes", "!web-3 ", "(4)", ">web-10")
+	b.want("the workload under the cursor is deleted", "!web-3 ", "(4)", ">web-10")
 	b.send(lostMsg{"workloads", errors.New("no scheduler answers")})
-	b.want("a lost source is told", "stale for 0s", "workloads: no scheduler answers", "!live")
+	b.want("a failed stream", "stale for 0s", "workloads: no scheduler answers", "!live")
 	b.send(lostMsg{what: "workloads"})
-	b.want("the view shows that a failed stream works again", "live")
+	b.want("the failed stream works again", "live")
 	b.send(workloadsMsg{whole: true})
-	b.want("a whole list replaces all", "(0)", "No workloads yet: persysctl apply -f FILE")
+	b.want("a new, empty list replaces the old list", "(0)", "No workloads yet: persysctl apply -f FILE")
 }
 
 func TestFilterAndSort(t *testing.T) {
 	b := newBench(t, 100, 20)
 	b.keys("/", "n", "o", "d", "e", "-", "a")
-	b.want("while it is typed", "filter: node-a (2)", "web-1", "web-10", "!web-2 ")
+	b.want("typing a filter", "filter: node-a (2)", "web-1", "web-10", "!web-2 ")
 	b.keys("q", "x", "backspace", "backspace", "enter")
-	b.want("letters of it are no keys", "filter: node-a (2)")
+	b.want("typing letters that are keys outside of the filter", "filter: node-a (2)")
 	b.keys("esc")
-	b.want("Esc ends it", "!filter:", "web-2")
+	b.want("Esc, which removes the filter", "!filter:", "web-2")
 	b.keys("/", "z", "z", "enter")
-	b.want("nothing matches", `Nothing matches "zz"`)
+	b.want("a filter that matches nothing", `Nothing matches "zz"`)
 	b.keys("esc", "s")
-	b.want("trouble first", "sort: state", ">web-2")
+	b.want("sorting by state, failed workloads first", "sort: state", ">web-2")
 	b.keys("s", "s", "S")
-	b.want("the oldest first", "sort: age, reversed", ">web-3")
+	b.want("sorting by age, the oldest first", "sort: age, reversed", ">web-3")
 	b.keys("e")
-	b.want("events about it", "[3 Events (2)]", "filter: web-3 (0)")
+	b.want("opening the events of the workload", "[3 Events (2)]", "filter: web-3 (0)")
 	b.keys("2", "down", "w")
-	b.want("workloads of a node", "[1 Workloads (4)]", "filter: node-b (2)")
+	b.want("opening the workloads of a node", "[1 Workloads (4)]", "filter: node-b (2)")
 }
 
 func TestActionsAskForConfirmation(t *testing.T) {
@@ -243,7 +243,7 @@ func TestActionsAskForConfirmation(t *testing.T) {
 		}
 		b.keys(c.keys[len(c.keys)-1])
 		if got := strings.Join(b.api.asked, ","); got != c.asked {
-			t.Errorf("after the keys %v the question is %q, want %q", c.keys, got, c.asked)
+			t.Errorf("after the keys %v the view made the calls %q, want %q", c.keys, got, c.asked)
 		}
 		if c.said != "" {
 			b.want("the result", c.said)
@@ -252,42 +252,42 @@ func TestActionsAskForConfirmation(t *testing.T) {
 	b := newBench(t, 100, 20)
 	b.api.refuse = "it is being deleted"
 	b.keys("x", "y")
-	b.want("a refusal", "it is being deleted")
+	b.want("a refused action", "it is being deleted")
 }
 
 func TestPagesOpenAndClose(t *testing.T) {
 	b := newBench(t, 100, 20)
 	b.keys("enter")
-	b.want("a description", "get of web-1 at 100", "second line")
+	b.want("opening the description of a workload", "get of web-1 at 100", "second line")
 	b.keys("y")
-	b.want("why, from there", "why of web-1 at 100")
+	b.want("the key y on that page", "why of web-1 at 100")
 	b.keys("q", "down", "d")
-	b.want("an error is one, too", "not found")
+	b.want("a description that cannot be read", "not found")
 	b.keys("esc", "up", "l")
-	b.want("logs that have not come", "logs web-1", "asking …")
+	b.want("opening logs that have not arrived", "logs web-1", "asking …")
 	b.send(logMsg{"web-1", []byte("one\ntwo\npar")})
-	b.want("lines, but no half ones", "one", "two", "!par", "2 lines, follows")
+	b.want("two complete lines and an incomplete one", "one", "two", "!par", "2 lines, follows")
 	b.send(logMsg{"other", []byte("not mine\n")})
 	var many strings.Builder
 	for i := range 100 {
 		fmt.Fprintf(&many, "line %d\n", i)
 	}
 	b.send(logMsg{"web-1", []byte("tial\x1b[2J\n" + many.String())})
-	b.want("it follows", "line 99", "!line 80\n", "!not mine")
+	b.want("more lines than fit, when the view follows the log", "line 99", "!line 80\n", "!not mine")
 	b.keys("pgup")
-	b.want("moving up stays there", "line 70", "!line 99", "!follows")
+	b.want("moving up, which ends the following", "line 70", "!line 99", "!follows")
 	b.send(logMsg{"web-1", []byte("newest\n")})
-	b.want("new output does not move the page", "!newest")
+	b.want("new output, when the view does not follow the log", "!newest")
 	b.keys("g")
-	b.want("the first", "one", "partial?[2J")
+	b.want("the key g, which shows the first line", "one", "partial?[2J")
 	b.keys("f")
-	b.want("following again", "newest", "follows")
+	b.want("the key f, which follows the log again", "newest", "follows")
 	b.send(logMsg{"web-1", []byte("last words")})
-	b.want("it is asked no more", "!asking", "!last words")
+	b.want("an incomplete last line", "!asking", "!last words")
 	b.send(logEndMsg{"web-1", errors.New("the agent does not answer")})
 	b.want("the end of the logs gives the reason, and no line of output is lost", "last words", "the agent does not answer")
 	b.keys("q")
-	b.want("back", "[1 Workloads (4)]", ">web-1")
+	b.want("closing the page", "[1 Workloads (4)]", ">web-1")
 	if got := strings.Join(b.api.asked, ","); !strings.HasSuffix(got, "logs web-1,end of logs") {
 		t.Errorf("the stream of logs was not closed: %s", got)
 	}
@@ -331,13 +331,13 @@ func TestAViewShowsOneNamespace(t *testing.T) {
 		t.Errorf("requested workloads of %q and events of %q, want namespace shop for both", w, e)
 	}
 	b := newBench(t, 120, 20)
-	b.want("all of them", "!namespace")
+	b.want("opening a view of all namespaces", "!namespace")
 	b.opt.Namespace = "shop"
-	b.want("one of them", "persysctl  home  namespace shop  mode normal")
+	b.want("selecting namespace shop", "persysctl  home  namespace shop  mode normal")
 	b.send(workloadsMsg{whole: true})
-	b.want("an empty one", "No workloads in namespace shop; persysctl ui -n '*' shows all.")
+	b.want("an empty list of the namespace", "No workloads in namespace shop; persysctl ui -n '*' shows all.")
 	b.send(lostMsg{"status", errors.New("no scheduler answers")})
-	b.want("a stale one", "namespace shop  status: no scheduler answers")
+	b.want("a failed read of the status", "namespace shop  status: no scheduler answers")
 }
 
 // silent is a fake API whose event stream sends nothing.
