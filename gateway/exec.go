@@ -153,7 +153,7 @@ func (s *execSession) upwards(ctx context.Context) error {
 		}
 		if o := m.GetOpen(); o != nil {
 			if id := o.GetWorkloadId(); id != "" && id != s.workload {
-				return status.Errorf(codes.InvalidArgument, "workload_id: %q is not the path's %q", id, s.workload)
+				return status.Errorf(codes.InvalidArgument, "workload_id: the message has %q, but the path has %q", id, s.workload)
 			}
 			o.WorkloadId = s.workload
 		} else if first {

@@ -81,7 +81,7 @@ func TestExecRunsOverAWebsocket(t *testing.T) {
 	for _, c := range []struct{ fact, path, first, want string }{
 		{"an unknown workload", "/v1/workloads/gone/exec", open, `{"error":{"code":"NOT_FOUND","message":"workload gone"}}`},
 		{"a first message that is not open", "/v1/workloads/web/exec", `{"input":"aGVsbG8="}`, `{"error":{"code":"INVALID_ARGUMENT","message":"the first message must be open"}}`},
-		{"a workload other than the one in the path", "/v1/workloads/web/exec", `{"open":{"workload_id":"db"}}`, `{"error":{"code":"INVALID_ARGUMENT","message":"workload_id: \"db\" is not the path's \"web\""}}`},
+		{"a workload other than the one in the path", "/v1/workloads/web/exec", `{"open":{"workload_id":"db"}}`, `{"error":{"code":"INVALID_ARGUMENT","message":"workload_id: the message has \"db\", but the path has \"web\""}}`},
 		{"an unknown field", "/v1/workloads/web/exec", `{"open":{"comand":["sh"]}}`, `unknown field`},
 	} {
 		if got := hear(ctx, t, dial(srv.URL+c.path, c.first)); len(got) != 1 || !strings.Contains(got[0], c.want) {

@@ -111,7 +111,7 @@ func TestRoutesAnswerAsTheContractSays(t *testing.T) {
 		{"POST", "/v1/mode?mode=normal", `{}`, 400, `{"error":"parameter \"mode\": POST /v1/mode takes its fields in the body"}`},
 		{"DELETE", "/v1/workloads/web", `{"force":true}`, 400, `{"error":"DELETE /v1/workloads/web takes no body; give its fields as parameters, see /docs"}`},
 		{"DELETE", "/v1/workloads/web", ` {} `, 200, `{"success":true}`},
-		{"POST", "/v1/nodes/n1/cordon", `{"node_id":"n2"}`, 400, `{"code":"INVALID_ARGUMENT","error":"node_id: \"n2\" is not the path's \"n1\""}`},
+		{"POST", "/v1/nodes/n1/cordon", `{"node_id":"n2"}`, 400, `{"code":"INVALID_ARGUMENT","error":"node_id: the body has \"n2\", but the path has \"n1\""}`},
 		{"POST", "/v1/nodes/n1/cordon", `{"node_id":"n1"}`, 501, ""}, // the replica answers that it does not implement the method
 		{"PATCH", "/workloads/web", "{}", 405, ""},
 		{"DELETE", "/v1/workloads/web?force=true", "", 200, `{"success":true}`},

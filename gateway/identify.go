@@ -165,7 +165,7 @@ func NewTokens(ctx context.Context, opt TokenOptions) (*Tokens, error) {
 		t.spaces[value] = strings.Split(names, "+")
 		for _, n := range t.spaces[value] {
 			if !namespaceName.MatchString(n) || n == allNamespaces {
-				return nil, fmt.Errorf("auth.oidc.namespaces: %q: %q must be a namespace, several with + between them, or all alone", value, names)
+				return nil, fmt.Errorf("auth.oidc.namespaces: %q: %q must be one namespace, several namespaces joined by +, or only the word all", value, names)
 			}
 		}
 	}
@@ -217,7 +217,7 @@ func (t *Tokens) Run(ctx context.Context) {
 			t.opt.Log.Info("the issuer of bearer tokens has answered: tokens are accepted now", "issuer", t.opt.Issuer)
 		case ctx.Err() == nil && err.Error() != said:
 			said = err.Error()
-			t.opt.Log.Warn("bearer tokens are refused until their issuer answers; it is tried again", "err", err)
+			t.opt.Log.Warn("bearer tokens are refused until their issuer answers; the gateway asks the issuer again", "err", err)
 		}
 	}
 	<-ctx.Done()

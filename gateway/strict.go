@@ -45,7 +45,7 @@ func decode(data []byte, m proto.Message, ignoreUnknown bool) error {
 	// Remove the random space that the protobuf library inserts into its errors so that programs do not compare them.
 	text := strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\u00a0", " "), "proto: ")
 	if strings.Contains(text, "exceeded max recursion depth") {
-		text = fmt.Sprintf("its values are nested deeper than %d", maxNesting)
+		text = fmt.Sprintf("the values are nested deeper than %d", maxNesting)
 	}
 	return errors.New(text)
 }
@@ -55,9 +55,9 @@ func decode(data []byte, m proto.Message, ignoreUnknown bool) error {
 func oneValue(data []byte) error {
 	switch {
 	case !utf8.Valid(data):
-		return errors.New("it is not UTF-8")
+		return errors.New("the text is not UTF-8")
 	case bytes.HasPrefix(data, []byte("\ufeff")):
-		return errors.New("it begins with a byte order mark; send UTF-8 without one")
+		return errors.New("the text begins with a byte order mark; send UTF-8 without it")
 	}
 	in := json.NewDecoder(bytes.NewReader(data))
 	var value json.RawMessage
@@ -67,7 +67,7 @@ func oneValue(data []byte) error {
 	case errors.As(err, &syntax):
 		return fmt.Errorf("%s: %w", lineOf(data, syntax.Offset-1), syntax)
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return errors.New("it ends in the middle")
+		return errors.New("the JSON value ends in the middle")
 	case err != nil:
 		return err
 	}
@@ -286,7 +286,7 @@ func (o restRoutesOf) admit(w http.ResponseWriter, r *http.Request) bool {
 		default:
 			q := r.URL.Query()
 			if has := q.Get(conditionField); has != "" && has != revision {
-				refuse(w, http.StatusBadRequest, fmt.Sprintf("parameter %q is %q, and the header's condition is %q", conditionField, has, revision))
+				refuse(w, http.StatusBadRequest, fmt.Sprintf("parameter %q is %q, but the header If-Match or If-None-Match has %q", conditionField, has, revision))
 				return false
 			}
 			q.Set(conditionField, revision)
@@ -368,7 +368,7 @@ func (s strictJSON) NewDecoder(r io.Reader) runtime.Decoder {
 		for _, name := range slices.Sorted(maps.Keys(c.fields)) {
 			field := have.Descriptor().Fields().ByTextName(name)
 			if field != nil && have.Has(field) && have.Get(field).String() != c.fields[name] {
-				return fmt.Errorf("%s: %q is not the path's %q", name, have.Get(field).String(), c.fields[name])
+				return fmt.Errorf("%s: the body has %q, but the path has %q", name, have.Get(field).String(), c.fields[name])
 			}
 		}
 		if c.revision == "" {

@@ -47,7 +47,7 @@ type Config struct {
 	TLSCA      string `env:"PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls_ca_path" default:"/etc/persys/certs/ca.crt" usage:"CA bundle"`
 
 	Join           string            `env:"PERSYS_JOIN" flag:"join" yaml:"join" secret:"true" usage:"join token: the first start gets a certificate with it and stores it beside the state"`
-	TLSPeers       map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls_peers" usage:"roles of certificates of other CAs, CN or DNS name = role or role/id: control.example.com=scheduler"`
+	TLSPeers       map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls_peers" usage:"roles of certificates of other CAs: NAME=ROLE or NAME=ROLE/ID; NAME is the common name or a DNS name in the certificate, such as control.example.com=scheduler"`
 	TLSLegacyNames bool              `env:"PERSYS_TLS_LEGACY_NAMES" flag:"tls-legacy-names" yaml:"tls_legacy_names" default:"false" usage:"certificates of other CAs with the name of a legacy v1 program (persys-scheduler, persys-gateway, compute-agent, persysctl, …) get the role of that program"`
 
 	Vault vaultSettings
@@ -55,7 +55,7 @@ type Config struct {
 	StatePath string `env:"PERSYS_STATE_PATH,PERSYS_STATE_STORE_PATH" flag:"state" yaml:"state_store_path" usage:"state file; default /var/lib/persys/state.db, or below XDG_STATE_HOME for users and -insecure"`
 
 	Schedulers        []string          `env:"PERSYS_SCHEDULER_ADDR" flag:"scheduler" yaml:"scheduler_addr" usage:"host:port of schedulers, comma separated; default 127.0.0.1:8085"`
-	Discovery         string            `env:"PERSYS_SCHEDULER_DISCOVERY" flag:"discovery" yaml:"scheduler_discovery" usage:"srv://name[?dns=host:port,...], used when no address is set"`
+	Discovery         string            `env:"PERSYS_SCHEDULER_DISCOVERY" flag:"discovery" yaml:"scheduler_discovery" usage:"srv://NAME[?dns=HOST:PORT,...]: find the schedulers by the SRV records of NAME; used only if no scheduler address is set"`
 	SchedulerInsecure bool              `env:"PERSYS_SCHEDULER_INSECURE" flag:"scheduler-insecure" yaml:"scheduler_insecure" default:"false" usage:"no TLS on connections to the schedulers"`
 	ClusterID         string            `env:"PERSYS_CLUSTER_ID" flag:"cluster-id" yaml:"cluster_id" usage:"id that the cluster of this node must have"`
 	Shard             string            `env:"PERSYS_SCHEDULER_SHARD" flag:"scheduler-shard" yaml:"scheduler_shard" usage:"shard (SCHEDULER_SHARD_KEY of the schedulers) that the cluster of this node must have"`
@@ -63,11 +63,11 @@ type Config struct {
 	Env               string            `env:"PERSYS_NODE_ENV" flag:"env" yaml:"node_env" usage:"value of the label env"`
 	Labels            map[string]string `env:"PERSYS_NODE_LABELS" flag:"labels" yaml:"node_labels" usage:"labels of this node, k=v,k2=v2; labels set with persysctl node label override them"`
 	Devices           map[string]string `env:"PERSYS_NODE_DEVICES" flag:"devices" yaml:"node_devices" usage:"numbers of devices that workloads can reserve, name=number,…, such as nvidia.com/gpu=2; they take precedence over the CDI devices that the engine reports"`
-	Taints            []string          `env:"PERSYS_NODE_TAINTS" flag:"taints" yaml:"node_taints" usage:"taints of this node, k=v:NoSchedule,k2:NoExecute:60: NoSchedule, PreferNoSchedule or NoExecute, with seconds; taints set with persysctl node taint override them"`
+	Taints            []string          `env:"PERSYS_NODE_TAINTS" flag:"taints" yaml:"node_taints" usage:"taints of this node, KEY=VALUE:EFFECT, comma separated, such as k=v:NoSchedule,k2:NoExecute:60; the effects are NoSchedule, PreferNoSchedule and NoExecute, which may have a delay in seconds; taints set with persysctl node taint override them"`
 
 	Fencer      string        `env:"PERSYS_FENCER" flag:"fencer" yaml:"fencer" oneof:"auto,external,off" default:"auto" usage:"process that stops workloads with on_lost_lease: stop when the lease ends: auto = fencers that the agent starts, external = a persys-agent fencer that an operator runs, off = such workloads are refused"`
 	FencerDir   string        `env:"PERSYS_FENCER_DIR" flag:"fencer-dir" yaml:"fencer_dir" usage:"folder of the socket between agent and fencer; default: beside the state"`
-	FencerGrace time.Duration `env:"PERSYS_FENCER_GRACE" flag:"fencer-grace" yaml:"fencer_grace" seconds:"true" default:"10s" min:"0s" max:"10m" usage:"time a fencer gives a workload to stop; it is placed elsewhere at least 5 s later"`
+	FencerGrace time.Duration `env:"PERSYS_FENCER_GRACE" flag:"fencer-grace" yaml:"fencer_grace" seconds:"true" default:"10s" min:"0s" max:"10m" usage:"time a fencer gives a workload to stop; the workload is placed elsewhere at least 5 s after this time"`
 
 	Docker     bool   `env:"PERSYS_DOCKER_ENABLED" flag:"docker" yaml:"docker_enabled" default:"true" usage:"run containers on a Docker engine"`
 	DockerHost string `env:"DOCKER_HOST" flag:"docker-host" yaml:"docker_endpoint" default:"unix:///var/run/docker.sock" usage:"Docker endpoint"`
@@ -75,7 +75,7 @@ type Config struct {
 	ComposeBin string `env:"PERSYS_COMPOSE_BINARY" flag:"compose-binary" yaml:"compose_binary" usage:"Compose command (several words are allowed), used instead of the library that is built in"`
 	ComposeDir string `env:"PERSYS_COMPOSE_DIR" flag:"compose-dir" yaml:"compose_dir" usage:"folders of Compose projects; default: compose, beside the state file"`
 	VM         bool   `env:"PERSYS_VM_ENABLED" flag:"vm" yaml:"vm_enabled" default:"true" usage:"run virtual machines, if this build and this machine support them"`
-	LibvirtURI string `env:"PERSYS_LIBVIRT_URI" flag:"libvirt-uri" yaml:"libvirt_uri" default:"qemu:///system" usage:"libvirt of this machine"`
+	LibvirtURI string `env:"PERSYS_LIBVIRT_URI" flag:"libvirt-uri" yaml:"libvirt_uri" default:"qemu:///system" usage:"URI of the libvirt daemon of this machine"`
 	VMImages   string `env:"PERSYS_VM_IMAGES" flag:"vm-images" yaml:"vm_images" default:"/var/lib/libvirt/images" usage:"folder of the disks of virtual machines and of images named without a folder"`
 	VMAccel    string `env:"PERSYS_VM_ACCELERATION" flag:"vm-acceleration" yaml:"vm_acceleration" oneof:"auto,kvm,qemu" default:"auto" usage:"auto = KVM if a test guest boots, else emulation"`
 	VMScreens  string `env:"PERSYS_VM_VNC" flag:"vm-vnc" yaml:"vm_vnc" default:"127.0.0.1" usage:"listen address of VNC; each screen has a password in a file beside the disks of its machine; none = no VNC"`
@@ -96,11 +96,11 @@ type Config struct {
 	CephKeyring      string            `env:"PERSYS_STORAGE_CEPH_KEYRING" flag:"storage-ceph-keyring" yaml:"storage_ceph_keyring" usage:"file with the key of the Ceph user"`
 	LimitCalls       int               `env:"PERSYS_LIMIT_CALLS" flag:"limit-calls" yaml:"limit_calls" default:"2000" min:"0" max:"10000000" usage:"calls per second of one host, with bursts of twice as many; 0 = no limit"`
 	LimitConcurrent  int               `env:"PERSYS_LIMIT_CONCURRENT" flag:"limit-concurrent" yaml:"limit_concurrent" default:"1024" min:"0" max:"1000000" usage:"concurrent calls of one host, streams excluded; 0 = no limit"`
-	LimitStreams     int               `env:"PERSYS_LIMIT_STREAMS" flag:"limit-streams" yaml:"limit_streams" default:"1024" min:"0" max:"1000000" usage:"concurrent streams (logs, sessions) of one host, a scheduler relays those of its users; 0 = no limit"`
+	LimitStreams     int               `env:"PERSYS_LIMIT_STREAMS" flag:"limit-streams" yaml:"limit_streams" default:"1024" min:"0" max:"1000000" usage:"concurrent streams (logs, exec sessions) of one host; a scheduler is one host and relays the streams of many users; 0 = no limit"`
 	LimitConnections int               `env:"PERSYS_LIMIT_CONNECTIONS" flag:"limit-connections" yaml:"limit_connections" default:"1024" min:"0" max:"1000000" usage:"connections to the agent API; 0 = no limit"`
 	LimitPerHost     int               `env:"PERSYS_LIMIT_CONNECTIONS_PER_HOST" flag:"limit-connections-per-host" yaml:"limit_connections_per_host" default:"256" min:"0" max:"1000000" usage:"connections to the agent API from one address; 0 = no limit"`
 
-	Threshold      int `env:"PERSYS_RESOURCE_THRESHOLD" flag:"resource-threshold" yaml:"resource_threshold" min:"1" max:"100" default:"80" usage:"percent of CPU, memory and disk, after the reservations, for workloads; further work is refused with INSUFFICIENT_RESOURCES"`
+	Threshold      int `env:"PERSYS_RESOURCE_THRESHOLD" flag:"resource-threshold" yaml:"resource_threshold" min:"1" max:"100" default:"80" usage:"percent of CPU, memory and disk that workloads may reserve, after the reservations for the machine itself; a workload that needs more is refused with INSUFFICIENT_RESOURCES"`
 	ReservedCPU    int `env:"PERSYS_RESERVED_CPU" flag:"reserved-cpu" yaml:"reserved_cpu" min:"0" max:"1000000000" default:"0" usage:"millicores kept for the machine itself"`
 	ReservedMemory int `env:"PERSYS_RESERVED_MEMORY" flag:"reserved-memory" yaml:"reserved_memory" min:"0" max:"1000000000" default:"0" usage:"MiB kept for the machine itself"`
 	ReservedDisk   int `env:"PERSYS_RESERVED_DISK" flag:"reserved-disk" yaml:"reserved_disk" min:"0" max:"1048576" default:"0" usage:"GB of the default storage pool kept for the machine itself"`
@@ -108,15 +108,15 @@ type Config struct {
 	GC            bool          `env:"PERSYS_GC_ENABLED" flag:"gc" yaml:"gc_enabled" default:"true" usage:"remove leftovers, unused images and old volumes periodically"`
 	GCInterval    time.Duration `env:"PERSYS_GC_INTERVAL" flag:"gc-interval" yaml:"gc_interval" seconds:"true" default:"5m" min:"1s" max:"24h" usage:"period of garbage collection"`
 	GCOrphans     bool          `env:"PERSYS_GC_ORPHANS" flag:"gc-orphans" yaml:"gc_orphans" default:"false" usage:"also remove instances with our labels that no scheduler ordered"`
-	GCFailedAge   time.Duration `env:"PERSYS_GC_FAILED_AGE" flag:"gc-failed-age" yaml:"gc_failed_age" seconds:"true" default:"1h" min:"1m" max:"8760h" usage:"age at which a failed workload without instance is forgotten; only with legacy v1 schedulers, ours decide themselves"`
+	GCFailedAge   time.Duration `env:"PERSYS_GC_FAILED_AGE" flag:"gc-failed-age" yaml:"gc_failed_age" seconds:"true" default:"1h" min:"1m" max:"8760h" usage:"age at which the agent forgets a failed workload without an instance; used only with legacy v1 schedulers"`
 	GCVolumeAge   time.Duration `env:"PERSYS_GC_VOLUME_AGE" flag:"gc-volume-age" yaml:"gc_volume_age" seconds:"true" default:"72h" min:"1s" max:"8760h" usage:"age at which a released volume without retain policy, or a disk that a moved virtual machine left, is deleted"`
-	GCImageBudget int           `env:"PERSYS_GC_IMAGE_BUDGET_GB" flag:"gc-image-budget" yaml:"gc_image_budget_gb" min:"0" max:"1048576" default:"20" usage:"GB of unused images of this agent that may stay; 0 = no limit"`
+	GCImageBudget int           `env:"PERSYS_GC_IMAGE_BUDGET_GB" flag:"gc-image-budget" yaml:"gc_image_budget_gb" min:"0" max:"1048576" default:"20" usage:"GB of unused images pulled by this agent that garbage collection keeps; 0 = no limit"`
 
 	Reconcile         bool          `env:"PERSYS_RECONCILE_ENABLED" flag:"reconcile" yaml:"reconcile_enabled" default:"true" usage:"compare all workloads with the engines periodically"`
 	ReconcileInterval time.Duration `env:"PERSYS_RECONCILE_INTERVAL" flag:"reconcile-interval" yaml:"reconcile_interval" seconds:"true" default:"30s" min:"1s" max:"24h" usage:"interval between two comparisons of all workloads with the engines"`
 
-	Policy    string   `env:"PERSYS_POLICY" flag:"policy" yaml:"policy" usage:"the most that any workload may ask of this machine: privileged, baseline, restricted, or a file with a policy; default: baseline, but no bound for namespaces of admins and legacy v1 schedulers"`
-	Protected []string `env:"PERSYS_PROTECTED_PATHS" flag:"protected-paths" yaml:"protected_paths" usage:"data folders of schedulers on this machine, which no workload may mount; /var/lib/persys/scheduler is always one"`
+	Policy    string   `env:"PERSYS_POLICY" flag:"policy" yaml:"policy" usage:"the most that any workload may ask of this machine: privileged, baseline, restricted, or a file with a policy; default: baseline, except for workloads of legacy v1 schedulers and of namespaces that only admins use"`
+	Protected []string `env:"PERSYS_PROTECTED_PATHS" flag:"protected-paths" yaml:"protected_paths" usage:"data folders of schedulers on this machine, which no workload may mount; /var/lib/persys/scheduler is always protected"`
 
 	Exec     bool          `env:"PERSYS_EXEC_ENABLED" flag:"exec" yaml:"exec_enabled" default:"true" usage:"let operators run commands in workloads and open consoles (persysctl exec, console)"`
 	ExecIdle time.Duration `env:"PERSYS_EXEC_IDLE_TIMEOUT" flag:"exec-idle-timeout" yaml:"exec_idle_timeout" seconds:"true" default:"15m" min:"0s" max:"24h" usage:"time without input and output after which a session ends; 0 = never"`

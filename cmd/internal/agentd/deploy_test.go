@@ -52,7 +52,7 @@ type daemonSet struct {
 	}
 }
 
-// The agent's Kubernetes manifest must set only variables that the agent has, to valid values, exposes the ports that
+// The agent's Kubernetes manifest must set only variables that the agent has, to valid values, expose the ports that
 // the program listens on, and runs the image that this repository builds.
 func TestDaemonSetFitsTheProgram(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/kubernetes/persys-agent.yaml")
@@ -145,7 +145,7 @@ func TestDaemonSetFitsTheProgram(t *testing.T) {
 // The agent's systemd unit must not contain a directive that gives the service a mount namespace of its own (such as
 // PrivateMounts= of systemd.exec). In such a namespace the container engine would not see the volumes that the agent
 // mounts. The unit must set User=: only then does systemd set HOME, and Docker's configuration is in the home folder.
-func TestUnitIsAsTheMachineIs(t *testing.T) {
+func TestUnitHasNoMountNamespaceAndRunsAsRoot(t *testing.T) {
 	raw, err := os.ReadFile("../../../deploy/systemd/persys-agent.service")
 	if err != nil {
 		t.Fatal(err)

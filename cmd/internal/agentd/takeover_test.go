@@ -158,7 +158,7 @@ func TestAnAgentTakesOverFromALegacyAgent(t *testing.T) {
 	if err != nil || !out.Skipped {
 		t.Fatalf("the repeated order was answered %v, %v; want that it is skipped", out, err)
 	}
-	untouched("ordered as it is")
+	untouched("an order with the same specification")
 
 	// Send an order with another environment. It must replace the container and keep the content of the volume.
 	same.GetContainer().Env["V"] = "2"

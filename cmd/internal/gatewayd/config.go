@@ -32,7 +32,7 @@ type Config struct {
 	PublicTLS  string `env:"PERSYS_GATEWAY_PUBLIC_TLS" flag:"public-tls" yaml:"app.public_tls" oneof:"auto,true,false" default:"auto" usage:"TLS on the public listener; auto: yes, except on port 8585, where legacy senders expect plain HTTP, and with -insecure"`
 
 	Schedulers []string `env:"PERSYS_SCHEDULER_ADDR" flag:"scheduler" usage:"host:port of the schedulers of one cluster, comma separated, if no cluster file names them; default 127.0.0.1:8085 with -insecure"`
-	Discovery  string   `env:"PERSYS_SCHEDULER_DISCOVERY" flag:"discovery" usage:"srv://name[?dns=host:port,...], used when no address is set"`
+	Discovery  string   `env:"PERSYS_SCHEDULER_DISCOVERY" flag:"discovery" usage:"srv://NAME[?dns=HOST:PORT,...]: find the schedulers by the SRV records of NAME; used only if no scheduler address is set"`
 
 	ClusterFile    string        `env:"PERSYS_GATEWAY_CLUSTER_CONFIG" flag:"cluster-config" default:"cluster.yaml" usage:"YAML file with scheduler.clusters, scheduler.default_cluster_id and scheduler.repository_cluster_map, which replace the main file's; may be absent"`
 	DefaultCluster string        `env:"PERSYS_GATEWAY_DEFAULT_CLUSTER" usage:"cluster of requests that name none; must be configured; default: scheduler.default_cluster_id"`
@@ -44,24 +44,24 @@ type Config struct {
 	DNSAddr          string `yaml:"core_dns.addr" usage:"DNS server for prow.discovery_domain; default: the system's"`
 	ProxyScheduler   string `yaml:"prow.scheduler_addr" usage:"only shown by /health"`
 	ProxyEnabled     bool   `yaml:"prow.enable_proxy" default:"false" usage:"only shown by /health"`
-	DiscoveryDomain  string `yaml:"prow.discovery_domain" usage:"find the schedulers by SRV at _<discovery_service>._tcp.<domain>, _<discovery_service>.<domain> or <domain>, else at port 8085 of <discovery_service>.<domain>, persys-scheduler.<domain> or the like, as cluster cluster-discovered, when no clusters are listed"`
+	DiscoveryDomain  string `yaml:"prow.discovery_domain" usage:"domain in which the gateway finds the schedulers by DNS if no clusters are listed: SRV records of _<discovery_service>._tcp.<domain>, _<discovery_service>.<domain> or <domain>, else port 8085 of <discovery_service>.<domain>, persys-scheduler.<domain> or these names without the domain; the cluster gets the id cluster-discovered"`
 	DiscoveryService string `yaml:"prow.discovery_service" default:"persys-scheduler" usage:"see prow.discovery_domain"`
 
 	TLSCert           string            `env:"PERSYS_GATEWAY_TLS_CERT_PATH,PERSYS_TLS_CERT" flag:"tls-cert" yaml:"tls.cert_path" default:"/etc/persys/certs/gateway.crt" usage:"certificate, towards callers and schedulers"`
 	TLSKey            string            `env:"PERSYS_GATEWAY_TLS_KEY_PATH,PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls.key_path" default:"/etc/persys/certs/gateway.key" usage:"private key"`
 	TLSCA             string            `env:"PERSYS_GATEWAY_TLS_CA_PATH,PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls.ca_path" default:"/etc/persys/certs/ca.crt" usage:"CA bundle"`
-	TLSPeers          map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls.peers" usage:"roles of certificates of other CAs, CN or DNS name = role or role/id: control.example.com=scheduler"`
+	TLSPeers          map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls.peers" usage:"roles of certificates of other CAs: NAME=ROLE or NAME=ROLE/ID; NAME is the common name or a DNS name in the certificate, such as control.example.com=scheduler"`
 	TLSLegacyNames    bool              `env:"PERSYS_TLS_LEGACY_NAMES" flag:"tls-legacy-names" yaml:"tls.legacy_names" default:"false" usage:"certificates of other CAs with the name of a legacy v1 program (persys-scheduler, persys-gateway, compute-agent, persysctl, …) get the role of that program"`
 	Join              string            `env:"PERSYS_GATEWAY_JOIN,PERSYS_JOIN" flag:"join" yaml:"join" secret:"true" usage:"join token: the first start gets a certificate with it and stores it in the state folder"`
 	Name              string            `env:"PERSYS_GATEWAY_NAME" flag:"name" yaml:"name" usage:"name of this gateway in the certificate of the join token; default: host name"`
-	StateDir          string            `env:"PERSYS_GATEWAY_STATE_DIR" flag:"state-dir" yaml:"state_dir" usage:"folder of that certificate; default /var/lib/persys/gateway, or below XDG_STATE_HOME for users"`
+	StateDir          string            `env:"PERSYS_GATEWAY_STATE_DIR" flag:"state-dir" yaml:"state_dir" usage:"folder of the certificate that this gateway gets with the join token; default /var/lib/persys/gateway, or below XDG_STATE_HOME for users"`
 	RequireClientCert bool              `env:"PERSYS_GATEWAY_REQUIRE_CLIENT_CERT" yaml:"tls.require_client_cert" default:"false" usage:"refuse TLS connections of clients without a certificate; if false, such clients need a bearer token"`
 
 	OIDCIssuer     string            `env:"PERSYS_GATEWAY_OIDC_ISSUER" yaml:"auth.oidc.issuer" usage:"URL of an OpenID Connect provider whose tokens are accepted"`
 	OIDCAudience   string            `env:"PERSYS_GATEWAY_OIDC_AUDIENCE" yaml:"auth.oidc.audience" usage:"client id that a token must name as its audience"`
 	OIDCClaim      string            `env:"PERSYS_GATEWAY_OIDC_ROLES_CLAIM" yaml:"auth.oidc.roles_claim" default:"groups" usage:"claim that names the caller's groups"`
 	OIDCRoles      map[string]string `env:"PERSYS_GATEWAY_OIDC_ROLES" yaml:"auth.oidc.roles" usage:"group=viewer|operator|admin, comma separated"`
-	OIDCNamespaces map[string]string `env:"PERSYS_GATEWAY_OIDC_NAMESPACES" yaml:"auth.oidc.namespaces" usage:"group=namespace, group=one+another or group=all, comma separated; group * is every caller. A caller who gets no namespace here and is no admin may do nothing"`
+	OIDCNamespaces map[string]string `env:"PERSYS_GATEWAY_OIDC_NAMESPACES" yaml:"auth.oidc.namespaces" usage:"namespaces of the groups in a token: group=namespace, group=one+another or group=all, comma separated; group * is every caller. A caller who gets no namespace here and is no admin may do nothing"`
 
 	LimitCalls       int `env:"PERSYS_GATEWAY_LIMIT_CALLS" yaml:"limit.calls" default:"1000" min:"0" max:"10000000" usage:"requests per second of one host, with bursts of twice as many; 0 = no limit"`
 	LimitConcurrent  int `env:"PERSYS_GATEWAY_LIMIT_CONCURRENT" yaml:"limit.concurrent" default:"512" min:"0" max:"1000000" usage:"concurrent requests of one host, streams included; 0 = no limit"`

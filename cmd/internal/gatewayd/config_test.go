@@ -107,7 +107,7 @@ func TestTheUnitMayWriteItsStateFolder(t *testing.T) {
 	}
 }
 
-// TestANetworkHasAtLeastOneConnection: PerNetwork 0 would mean no limit.
+// TestANetworkHasAtLeastOneConnection: the limit PerNetwork must be at least 1, because 0 means no limit.
 func TestANetworkHasAtLeastOneConnection(t *testing.T) {
 	for connections, want := range map[int]int{0: 0, 1: 1, 3: 1, 4: 1, 8: 2} {
 		if got := (&Config{LimitConnections: connections}).limits().PerNetwork; got != want {

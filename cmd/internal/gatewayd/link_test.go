@@ -66,7 +66,7 @@ func TestLinksToTheConsole(t *testing.T) {
 	code, id := w.link("user/olga")
 	v := w.visitor("")
 	if got := v.may(); got != [3]int{401, 401, 401} {
-		t.Errorf("before the link: %v", got)
+		t.Errorf("before the link was opened, the three calls were answered %v, want status 401 for each", got)
 	}
 	for bad, want := range map[string]int{"": 403, "x": 403, "persys-console~" + id + "~c2VjcmV0": 403, code + "x": 403} {
 		if status, body := v.open(bad); status != want || v.user() != "" {
@@ -75,16 +75,16 @@ func TestLinksToTheConsole(t *testing.T) {
 	}
 	// A browser only opens the link, and a page of another site posts the code. Neither must use up the one-time code.
 	if status, _, _ := v.at(v.api + "/ui/"); status != 200 {
-		t.Errorf("the page: %d", status)
+		t.Errorf("the console's page was answered %d, want 200", status)
 	}
 	if status, body, _ := v.do(v.c, "POST", v.api+"/auth/link", fmt.Sprintf(`{"code":%q}`, code), "Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site"); status != 403 {
-		t.Errorf("a page of another site: %d %s", status, body)
+		t.Errorf("the code, posted by a page of another site, was answered %d %s, want 403", status, body)
 	}
 	if status, body := v.open(code); status != 200 || !strings.Contains(body, `"olga"`) || v.user() != "olga" {
-		t.Fatalf("the link: %d %s, user %q", status, body, v.user())
+		t.Fatalf("opening the link was answered %d %s and gave the user %q, want 200 and olga", status, body, v.user())
 	}
 	if got := v.may(); got != [3]int{200, 200, 403} {
-		t.Errorf("an operator may %v", got)
+		t.Errorf("in the session of an operator the three calls were answered %v, want 200, 200 and 403", got)
 	}
 	if status, body := w.visitor("").open(code); status != 403 || !strings.Contains(body, "used already") {
 		t.Errorf("a link that was used already, opened again: status %d, body %s; want status 403", status, body)
@@ -92,26 +92,26 @@ func TestLinksToTheConsole(t *testing.T) {
 	// GET /v1/access shows the person, the gateway and the end of the session. The REST API has no
 	// route to make another session, because schedulers refuse that from gateways.
 	if status, body, _ := v.at(v.api + "/v1/access"); status != 200 || !strings.Contains(body, "/user/olga") || !strings.Contains(body, "/gateway/gateway") || !strings.Contains(body, "session_expires_at") {
-		t.Errorf("access: %d %s", status, body)
+		t.Errorf("GET /v1/access was answered %d %s, want the user, the gateway and the end of the session", status, body)
 	}
 	if status, body, _ := v.do(v.c, "POST", v.api+"/v1/sessions", `{}`); status != 405 && status != 501 {
-		t.Errorf("a session from a session: %d %s", status, body)
+		t.Errorf("a request for a further session was answered %d %s, want no such route", status, body)
 	}
 
 	// Users must be able to list and end only their own sessions, admins the sessions of all users.
 	other, otherID := w.link("user/boss")
 	if status, body, _ := v.at(v.api + "/v1/sessions"); status != 200 || !strings.Contains(body, id) || strings.Contains(body, otherID) {
-		t.Errorf("sessions of olga: %d %s", status, body)
+		t.Errorf("the list of sessions, requested by olga, was answered %d %s, want only her session", status, body)
 	}
 	if status, body, _ := v.do(v.c, "DELETE", v.api+"/v1/sessions?id="+otherID, ""); status != 403 || !strings.Contains(body, "own sessions") {
-		t.Errorf("olga ends a session of boss: %d %s", status, body)
+		t.Errorf("olga's request to end a session of boss was answered %d %s, want 403", status, body)
 	}
 	admin := w.as("user/admin")
 	if status, body, _ := w.do(admin, "GET", w.api+"/v1/sessions", ""); status != 200 || !strings.Contains(body, id) || !strings.Contains(body, otherID) {
-		t.Errorf("sessions of everybody: %d %s", status, body)
+		t.Errorf("the list of sessions, requested by an admin, was answered %d %s, want the sessions of both users", status, body)
 	}
 	if status, body, _ := w.do(admin, "DELETE", w.api+"/v1/sessions?id="+id, ""); status != 200 {
-		t.Errorf("an admin ends a session: %d %s", status, body)
+		t.Errorf("an admin's request to end a session was answered %d %s, want 200", status, body)
 	}
 	testbed.Within(t, patience, "the ended session is refused", func() error {
 		if got := v.may(); got != [3]int{401, 401, 401} {

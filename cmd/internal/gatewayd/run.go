@@ -165,8 +165,8 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	return s, nil
 }
 
-// server makes an HTTP server whose timeouts are longer than a call's deadline, because a call whose
-// connection the server closes after such a timeout gets no answer.
+// server makes an HTTP server. Its write timeout is longer than a call's deadline, so that the server does not close
+// a connection before the call's answer is sent.
 func server(h http.Handler, call time.Duration, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout + call,

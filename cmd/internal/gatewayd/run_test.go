@@ -306,7 +306,7 @@ func TestAnUnreachableIssuerRefusesOnlyTokens(t *testing.T) {
 		t.Errorf("while the issuer does not answer, a call with a certificate returned %d %s, want 200", code, body)
 	}
 	i.away.Store(false)
-	testbed.Until(t, "the token is taken", func() bool {
+	testbed.Until(t, "the token is accepted", func() bool {
 		code, _, _ := w.do(w.as(""), "GET", w.api+"/nodes", "", token...)
 		return code == 200
 	})
@@ -349,7 +349,7 @@ func TestBearerTokensGiveRoles(t *testing.T) {
 		{"an admin", i.token(t, nil, rs, in("watchers", "chiefs")), 200, 200, 200, ""},
 		{"an operator of two teams", i.token(t, nil, rs, in("ops", "team-b", "team-a")), 200, 200, 403, `"persys-namespaces":"a,b,c"`},
 		{"a viewer of one namespace", i.token(t, nil, rs, in("watchers", "team-a")), 200, 403, 403, `"persys-namespaces":"a"`},
-		{"an admin whom one namespace lists acts in all namespaces", i.token(t, nil, rs, in("chiefs", "team-a")), 200, 200, 200, `"persys-from":"127.0.0.1","persys-user":"oidc:` + i.url + `#ada"`},
+		{"an admin acts in all namespaces, although the setting lists one namespace for the admin's group", i.token(t, nil, rs, in("chiefs", "team-a")), 200, 200, 200, `"persys-from":"127.0.0.1","persys-user":"oidc:` + i.url + `#ada"`},
 		{"a team without a role", i.token(t, nil, rs, in("team-a")), 403, 403, 403, "has the role nobody"},
 		{"a single group as a string", i.token(t, nil, rs, func(m map[string]any) { m["groups"] = "chiefs" }), 200, 200, 200, ""},
 		{"a token without a role", i.token(t, nil, rs, in("others")), 403, 403, 403, "has the role nobody"},
@@ -638,7 +638,7 @@ webhook:
 	}{
 		{"signed with the default secret", "d1", any, sign("default-secret", any), nil, 200, "accepted"},
 		{"the same delivery again", "d1", any, sign("default-secret", any), nil, 409, "received before"},
-		{"signed with the repository's own", "d2", own, sign("own-secret", own), nil, 200, "accepted"},
+		{"signed with the repository's own secret", "d2", own, sign("own-secret", own), nil, 200, "accepted"},
 		{"a repository with its own secret does not accept the default secret", "d3", own, sign("default-secret", own), nil, 401, "missing or wrong"},
 		{"the same body under another id", "d13", any, sign("default-secret", any), nil, 409, "with the same body"},
 		{"a signature made with a wrong secret", "d4", next, sign("guess", next), nil, 401, "missing or wrong"},

@@ -136,7 +136,7 @@ func TestUpRefusesAnIdentity(t *testing.T) {
 	}
 }
 
-// TestInitIsABoolean: SCHEDULER_INIT=false is as good as no setting.
+// TestInitIsABoolean: SCHEDULER_INIT=false means the same as a missing SCHEDULER_INIT.
 func TestInitIsABoolean(t *testing.T) {
 	s := services[pki.RoleScheduler]
 	for text, first := range map[string]bool{"false": false, "0": false, `"false"`: false, "": false, "true": true, "1": true} {
@@ -205,7 +205,7 @@ func TestSettingsAreReplaced(t *testing.T) {
 	}
 	list, err := os.ReadDir(f.path("/etc/persys"))
 	if err != nil || len(list) != len(services)+2 {
-		t.Errorf("the folder has %v, %v", list, err)
+		t.Errorf("the folder contains %v (error %v)", list, err)
 	}
 }
 
@@ -256,6 +256,6 @@ func TestJoinSaysWhatItWaitsFor(t *testing.T) {
 		t.Errorf("Join with the token of a person returns %v", err)
 	}
 	if err := f.Join(t.Context(), "persys-join-1.cut"); err == nil {
-		t.Error("Join takes half a token")
+		t.Error("Join accepts a truncated token")
 	}
 }
