@@ -71,7 +71,7 @@ func TestConditionsOverREST(t *testing.T) {
 		t.Helper()
 		return do(method, path, body, "Idempotency-Key", key)
 	}
-	expect("with a key", keyed("POST", "/v1/workloads", web("api", "api:1")), 200)
+	expect("an apply with a key", keyed("POST", "/v1/workloads", web("api", "api:1")), 200)
 	expect("the same request and key again", keyed("POST", "/v1/workloads", web("api", "api:1")), 200)
 	for _, x := range []struct{ what, method, path, body string }{
 		{"another body", "POST", "/v1/workloads", web("api", "api:2")},
@@ -82,5 +82,5 @@ func TestConditionsOverREST(t *testing.T) {
 	} {
 		expect(x.what, keyed(x.method, x.path, x.body), 422, "OTHER_REQUEST", "id of its own")
 	}
-	expect("what is stored", do("GET", "/v1/workloads/api", ""), 200, `"image":"api:1"`, `"revision_number":"1"`)
+	expect("the stored workload", do("GET", "/v1/workloads/api", ""), 200, `"image":"api:1"`, `"revision_number":"1"`)
 }

@@ -48,7 +48,7 @@ func dev(t *testing.T) (grpc, http, dir string) {
 			t.Errorf("stopping persys dev: %v", err)
 		}
 		for _, a := range p.Alarms() {
-			t.Errorf("persys dev is broken: %s", a)
+			t.Errorf("the log of persys dev has a panic or a data race: %s", a)
 		}
 	})
 	addrs := regexp.MustCompile(`http://(\S+)/ in a browser[\s\S]*PERSYS_SCHEDULER_ADDR=(\S+)`)
@@ -518,13 +518,13 @@ const terminalCases = `import("./term.js").then(({ Screen, bytesOf }) => {
 		["lines", 3, ["a\r\nb"], "a|b"], ["what scrolls off is kept", 2, ["a\r\nb\r\nc"], "a|b|c"], ["a long line goes on below", 3, ["0123456789x"], "0123456789|x"],
 		["a full line waits for more", 3, ["0123456789\r\nd"], "0123456789|d"], ["backspace and erase", 3, ["abc\b\b\x1b[KX"], "aX"], ["the cursor", 3, ["\x1b[2;3Hx\x1b[1;1Hy"], "y|  x"],
 		["a sequence in pieces", 3, ["a\x1b", "[", "1;5", "Hb"], "a   b"], ["a title is not shown", 3, ["\x1b]0;tit", "le\x07x"], "x"], ["a title without an end", 3, ["\x1b]0;tit\x1b[1mle"], "le"], ["colours", 3, ["\x1b[1;31mred\x1b[38;5;200m\x1b[0m"], "red"],
-		["another screen, and back", 3, ["one\x1b[?1049hfull\x1b[?1049l!"], "one!"], ["inserting and deleting", 3, ["abcd\x1b[1;2H\x1b[2P\x1b[@x"], "axd"],
+		["the alternate screen, and back", 3, ["one\x1b[?1049hfull\x1b[?1049l!"], "one!"], ["inserting and deleting", 3, ["abcd\x1b[1;2H\x1b[2P\x1b[@x"], "axd"],
 		["a region scrolls", 4, ["1\r\n2\r\n3\r\n4\x1b[2;3r\x1b[3;1H\nx"], "1|3|x|4"], ["inserting lines", 3, ["a\r\nb\x1b[1;1H\x1b[L"], "|a|b"], ["erasing all", 3, ["abc\r\ndef\x1b[2J\x1b[Hx"], "x"],
 	]) { const s = new Screen(10, rows); input.forEach((i) => s.write(i)); if (text(s) !== want) bad.push(fact + ": " + text(s) + ", want " + want); }
 	let said = "";
 	new Screen(10, 3, (x) => { said += x; }).write("ab\x1b[6n");
-	for (const [fact, got, want] of [["where the cursor is", said, "\x1b[1;3R"], ["Ctrl+C", bytesOf({ key: "c", ctrlKey: true }), "\x03"], ["up", bytesOf({ key: "ArrowUp" }, true), "\x1bOA"],
-		["a letter is the field's", bytesOf({ key: "x" }), ""], ["copy is the browser's", bytesOf({ key: "C", ctrlKey: true, shiftKey: true }), ""], ["Alt+b", bytesOf({ key: "b", altKey: true }), "\x1bb"]])
+	for (const [fact, got, want] of [["the report of the cursor's position", said, "\x1b[1;3R"], ["Ctrl+C", bytesOf({ key: "c", ctrlKey: true }), "\x03"], ["up", bytesOf({ key: "ArrowUp" }, true), "\x1bOA"],
+		["a letter, which the hidden text field handles", bytesOf({ key: "x" }), ""], ["Ctrl+Shift+C, which the browser handles", bytesOf({ key: "C", ctrlKey: true, shiftKey: true }), ""], ["Alt+b", bytesOf({ key: "b", altKey: true }), "\x1bb"]])
 		if (got !== want) bad.push(fact + ": " + JSON.stringify(got));
 	const cell = (s) => { const c = new Screen(10, 3); c.write(s); return c.grid[0][0].at; };
 	for (const [fact, got, want] of [["one of 256 colours", cell("\x1b[1;38;5;196;48;5;236mx"), "b c#ff0000 k#303030"], ["a true colour", cell("\x1b[38;2;1;2;255mx"), "c#0102ff"],

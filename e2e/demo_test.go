@@ -100,7 +100,7 @@ func TestDemo(t *testing.T) {
 			if !p.Running() {
 				return testbed.Final(errors.New("the demo has ended"))
 			}
-			return saysOneOf(p, "Ctrl-C stops everything")
+			return saysOneOf(p, "Ctrl-C stops the cluster")
 		}))
 		must(t, p.Interrupt())
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -68,7 +68,7 @@ func TestDevices(t *testing.T) {
 			}
 			pid, err := m.Docker.PID(ctx, list[0].ID)
 			if err != nil || pid == 0 {
-				return fmt.Errorf("it does not run (%v)", err)
+				return fmt.Errorf("the container does not run (%v)", err)
 			}
 			found, err = filepath.Glob(fmt.Sprintf("/proc/%d/root/dev/gpu*", pid))
 			for i := range found {
@@ -98,7 +98,7 @@ func TestDevices(t *testing.T) {
 	must(t, agent.Terminate(settle))
 	must(t, m.StopEngine())
 	must(t, agent.Start())
-	must(t, testbed.Poll(t.Context(), settle, "the agent without the engine", func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "the node to report that its engine is down", func(ctx context.Context) error {
 		out, err := c.Ctl(ctx, "node", agent.NodeID)
 		if err == nil && !strings.Contains(out.Stdout, "RUNTIME_UNHEALTHY") {
 			err = errors.New("the node does not say that its engine is down: " + out.Stdout)

@@ -172,7 +172,7 @@ func TestSIGTERMWhileTheDiskHangs(t *testing.T) {
 	for _, round := range []struct {
 		what  string
 		known bool // whether the scheduler has already given up leadership when it gets SIGTERM
-	}{{"after it gave leadership up", true}, {"before it noticed", false}} {
+	}{{"after it gave leadership up", true}, {"before it noticed the hang", false}} {
 		f.lead()
 		must(t, f.disk.Freeze())
 		if round.known {

@@ -150,7 +150,7 @@ func TestHostilePeers(t *testing.T) {
 		{"a certificate of a user", as(ours.cert("e2e/user/somebody", -time.Hour, day)), []string{"an agent", "Raft"}},
 		{"a certificate of a gateway", as(ours.cert("e2e/gateway/gateway", -time.Hour, day)), []string{"Raft"}},
 		{"no certificate", &tls.Config{InsecureSkipVerify: true}, everywhere},
-		{"a good one over TLS 1.2", old, everywhere},
+		{"a good certificate over TLS 1.2", old, everywhere},
 		{"plain text", nil, everywhere},
 	} {
 		for port, try := range ports {

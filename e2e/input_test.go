@@ -121,7 +121,7 @@ func TestBadInput(t *testing.T) {
 			_, err := control.GetNode(ctx, &controlv1.GetNodeRequest{NodeId: "nowhere"})
 			return err
 		}), codes.NotFound, "nowhere"},
-		{"a negative page", call(func() error {
+		{"a negative page size", call(func() error {
 			_, err := control.ListWorkloads(ctx, &controlv1.ListWorkloadsRequest{PageSize: -1})
 			return err
 		}), codes.InvalidArgument, "page_size"},

@@ -223,7 +223,7 @@ func TestJobsWhileTheEngineRestarts(t *testing.T) {
 		// because the program is the first process of its container.
 		must(t, testbed.Poll(t.Context(), settle, "the program to handle SIGTERM", func(context.Context) error {
 			if text := ctl(t, c, "logs", id); !strings.Contains(text, "probe: ready") {
-				return fmt.Errorf("its output is %q", text)
+				return fmt.Errorf("the output of the program is %q", text)
 			}
 			return nil
 		}))

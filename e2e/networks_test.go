@@ -142,7 +142,7 @@ func TestNetworks(t *testing.T) {
 	must(t, testbed.Poll(t.Context(), 2*settle, "web on the machine whose engine was restarted", func(ctx context.Context) error {
 		now, err := memberOn(ctx, c, "web", 2, machines[2])
 		if err == nil && !slices.Equal(now.addresses, webs[2].addresses) {
-			err = testbed.Final(fmt.Errorf("its addresses were %s and are %s", webs[2].addresses, now.addresses))
+			err = testbed.Final(fmt.Errorf("the addresses of the instance of web were %s and are %s", webs[2].addresses, now.addresses))
 		}
 		if err == nil {
 			webs[2] = now

@@ -270,8 +270,8 @@ func (a *asker) upTo(t *testing.T, what string, event time.Time, wait, limit tim
 			failed, last, why = failed+1, x.at.Sub(event), x.err
 		}
 	}
-	t.Logf("%s: %d of %d requests failed, the last one %s after it (%v)", what, failed, len(asks), last.Round(time.Millisecond), why)
+	t.Logf("%s: %d of %d requests failed, the last one %s after the fault (%v)", what, failed, len(asks), last.Round(time.Millisecond), why)
 	if len(asks) < 5 || failed > 0 && (limit == 0 || last > limit) {
-		t.Errorf("%s: %d of %d requests failed, the last one %s after it, at most %s: %v", what, failed, len(asks), last, limit, why)
+		t.Errorf("%s: %d of %d requests failed, the last one %s after the fault, at most %s: %v", what, failed, len(asks), last, limit, why)
 	}
 }

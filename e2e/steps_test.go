@@ -165,7 +165,7 @@ func TestPersysDev(t *testing.T) {
 		t.Errorf("workload hello is %s on node %q", w.Status, w.Node)
 	}
 	if out := typed("logs", "hello"); !strings.Contains(out, "started") {
-		t.Errorf("its agent did not write its output: %q", out)
+		t.Errorf("the logs of workload hello lack the line that its start writes: %q", out)
 	}
 	must(t, p.Interrupt())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

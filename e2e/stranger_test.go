@@ -16,10 +16,10 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestStrangersEtcd: another local user starts an etcd at the documented default address and stops it again.
+// TestEtcdOfAnotherUserIsNotUsed: another local user starts an etcd at the documented default address and stops it again.
 // Without ETCD_ENDPOINTS the schedulers write nothing there and the mode does not change, until an admin
 // attaches the etcd.
-func TestStrangersEtcd(t *testing.T) {
+func TestEtcdOfAnotherUserIsNotUsed(t *testing.T) {
 	etcd := part(t, func() (*harness.Part, error) { return harness.Etcd(t.Context(), t.TempDir()) })
 	const local = "127.0.0.1:2379"
 	for i, a := range etcd.Args {

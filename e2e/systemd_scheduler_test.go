@@ -76,7 +76,7 @@ func confined(t *testing.T, process string) {
 	status := string(got[[]byte](t)(os.ReadFile(filepath.Join(process, "status"))))
 	for _, set := range []string{"CapPrm", "CapEff", "CapBnd", "CapAmb"} {
 		if !strings.Contains(status, set+":\t"+none+"\n") {
-			t.Errorf("its %s is not %s:\n%s", set, none, status)
+			t.Errorf("the capability set %s of the scheduler is not %s:\n%s", set, none, status)
 		}
 	}
 }

@@ -145,7 +145,7 @@ func TestTLS(t *testing.T) {
 		must(t, s.Start())
 		// Start a scheduler with a certificate of another CA and with the cluster key. The others can decrypt its
 		// gossip messages and so accept them, but must refuse its Raft connections.
-		must(t, testbed.Poll(ctx, settle, "the newcomer's search", func(context.Context) error {
+		must(t, testbed.Poll(ctx, settle, "the new scheduler to look for a cluster", func(context.Context) error {
 			return saysOneOf(s.Process, "looking for a cluster")
 		}))
 		pause(ctx, 3*time.Second) // wait for several rounds of the leader's membership loop

@@ -20,7 +20,7 @@ const (
 	updateInstances = 3
 	updateBatch     = 1_000 // changed instances in one view: ten views a second are 10,000 changes
 	updateRounds    = 20
-	updateLoad      = time.Second // the most that loading all services may take
+	updateLoad      = time.Second // maximum time to load all services into the kernel
 )
 
 // hostAddr returns the IP address first + n.

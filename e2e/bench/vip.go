@@ -21,9 +21,9 @@ const (
 	vipServices  = 10_000
 	vipInstances = 10
 	vipPasses    = 7
-	vipTime      = 400 * time.Millisecond // of one pass of one way
-	vipShare     = 0.97                   // of the requests a second without a service, at least
-	vipDelay     = 3 * time.Microsecond   // more at the median than without a service, at most
+	vipTime      = 400 * time.Millisecond // duration of one measurement
+	vipShare     = 0.97                   // goal: smallest ratio of the requests a second with and without a service
+	vipDelay     = 3 * time.Microsecond   // goal: largest delay that a service adds to a round trip, at the median
 )
 
 // give assigns addresses to the network interface with the given name and turns it on.

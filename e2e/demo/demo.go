@@ -376,7 +376,7 @@ func (d *demo) ctl(ctx context.Context, addrs []string, args ...string) error {
 
 // invite prints commands that the user can try while the cluster runs.
 func (d *demo) invite(dir string) {
-	d.out.title("It is up. In another terminal:")
+	d.out.title("The cluster is up. In another terminal:")
 	d.out.line("  export PATH=%s:$PATH", filepath.Join(dir, "bin"))
 	d.out.line("  export PERSYS_SCHEDULER_ADDR=%s PERSYS_INSECURE=true\n", strings.Join(d.cluster.Addrs(), ","))
 	for _, c := range []string{"list", "get hello", "logs hello -f", "why hello", "events -w", "drain node-a --wait", "delete hello --wait", "status"} {
@@ -388,7 +388,7 @@ func (d *demo) invite(dir string) {
 	if d.engine != nil {
 		d.out.line("\n  The page is at http://127.0.0.1:%d/", d.port)
 	}
-	d.out.line("\n  Ctrl-C stops everything and removes what was made.")
+	d.out.line("\n  Ctrl-C stops the cluster and removes everything that the demo made.")
 }
 
 // cleanUp removes everything that the demo created, also after a failure or Ctrl-C.

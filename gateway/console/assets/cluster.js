@@ -104,7 +104,8 @@ export async function namespaces(main, signal) {
       }));
     }
     async function remove(n) {
-      if (!await typed("namespace", n.name, "A namespace with workloads, secrets, configs or networks is refused.")) return;
+      const text = "A namespace with workloads, secrets, configs or networks cannot be deleted.";
+      if (!await typed("namespace", n.name, text)) return;
       await act(`${n.name} is deleted.`, () => del(path("namespaces", n.name)));
     }
     const used = (n, key, unit) => meter("", int(n.used?.[key]), int(n.quota?.[key]), unit);
@@ -141,7 +142,7 @@ export async function networks(main, signal) {
         { namespace: v["network-namespace"], subnet: v["network-subnet"] }));
     }
     async function remove(n) {
-      const text = h("p", {}, "A network that workloads use is refused.");
+      const text = h("p", {}, "A network that workloads use cannot be deleted.");
       if (!await confirmed(`Delete network ${n.name}?`, text, "Delete", true)) return;
       await act(`${n.name} is deleted.`, () => del(path("networks", n.name) + query({ namespace: n.namespace })));
     }
@@ -195,7 +196,7 @@ export async function secrets(main, signal) {
     /** @param {any} o */
     async function back(o) {
       const v = await form(`Roll back ${o.kind} ${o.name}`, [
-        { id: "object-version", label: "To version", type: "number", optional: true, hint: "the one before" },
+        { id: "object-version", label: "To version", type: "number", optional: true, hint: "the version before" },
       ], "Roll back");
       if (!v) return;
       await change(() => call("POST", at(o) + "/rollback", { namespace: o.namespace, number: v["object-version"] || 0 }), o);
@@ -211,7 +212,7 @@ export async function secrets(main, signal) {
     }
     /** @param {any} o */
     async function remove(o) {
-      if (!await typed(o.kind, o.name, "All versions are lost. It is refused while a workload uses it.")) return;
+      if (!await typed(o.kind, o.name, `All versions are lost. A ${o.kind} that workloads use cannot be deleted.`)) return;
       await act(`${o.name} is deleted.`, () => del(at(o) + query({ namespace: o.namespace })));
     }
     const version = (v) => h("li", {}, `${v.number}: ${v.size} bytes, ${v.by || "unknown"}, `, age(v.at),

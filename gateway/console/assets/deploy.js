@@ -57,7 +57,7 @@ export async function deploy(main, signal) {
   // request may have been carried out.
   function fault(e, sent) {
     const title = sent && unsure(e)
-      ? "It may have been applied or not: look at the workloads, or apply it again"
+      ? "The specification may have been applied or not: look at the workloads, or apply it again"
       : "Nothing has been changed";
     replace(out, errors(title, e.message.split("\n")));
     const at = /(?:^|\s)(\d+):(\d+):/.exec(e.message);

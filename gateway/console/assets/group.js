@@ -136,7 +136,7 @@ export async function group(main, signal, name) {
       first.owner && h("span", {}, "Made by ", workloadLink(first.owner)));
     const auto = first.autoscale?.settings;
     const next = auto
-      ? `The scheduler goes on from this number, from ${auto.min} to ${auto.max}; 0 stops all members and pauses it.`
+      ? `The autoscaler goes on from this number, from ${auto.min} to ${auto.max}; 0 stops all members and pauses it.`
       : "The next apply of a file with a count sets the number again.";
     rule.textContent = "New members get the specification of the first one. " + next;
     const scalable = counted.length > 0 && changes;

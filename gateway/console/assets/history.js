@@ -35,7 +35,7 @@ export async function showHistory(body, signal, id, rollBack) {
   }
   async function confirmRollBack(r) {
     const diff = await get(at + query({ from: list[0].number, to: r.number }), signal);
-    const text = h("p", {}, "It becomes a new revision, with the secrets of the former one.");
+    const text = h("p", {}, `A new revision is made, with the specification and the secrets of revision ${r.number}.`);
     const body = h("div", {}, text, changeTable(diff.changes || []));
     const yes = await confirmed(`Roll ${id} back to revision ${r.number}?`, body, "Roll back", true);
     if (yes && rollBack) await rollBack(r.number);

@@ -63,7 +63,7 @@ function capacity(sum) {
     bar("Memory", sum.total_memory_mb, sum.reserved_memory_mb, sum.used_memory_mb, mib),
     int(sum.total_disk_gb) > 0 && bar("Disk", sum.total_disk_gb, sum.reserved_disk_gb, sum.used_disk_gb, gb)),
   measured > 0 && measured < int(sum.total_nodes)
-  && h("p", { class: "quiet" }, `Use is that of the ${measured} nodes that measure it.`),
+  && h("p", { class: "quiet" }, `The used amounts cover only the ${measured} nodes that measure them.`),
   ];
 }
 

@@ -240,7 +240,7 @@ export async function workload(main, signal, id) {
       }
       if (follow) out.scrollTop = out.scrollHeight;
     };
-    const onState = (why) => { note.textContent = why ? `${why}; it is tried again.` : "Waiting for output …"; };
+    const onState = (why) => { note.textContent = why ? `${why}; the page reads the logs again.` : "Waiting for output …"; };
     await stream(() => at + "/logs?follow=true&" + from, take, s, { once: true, onState });
     if (!s.aborted) note.textContent = "The output has ended.";
   }
@@ -332,5 +332,5 @@ function actionTable(list) {
   const row = (a) => [
     h("span", { class: "mono" }, a.task_id), a.action_type, state(a.status), clock(a.created_at), took(a), a.error,
   ];
-  return table(["Task", "Action", "State", "Began", "Took", "Error"], list.map(row), "The agent has no record of it.");
+  return table(["Task", "Action", "State", "Began", "Took", "Error"], list.map(row), "The agent has recorded no actions.");
 }
