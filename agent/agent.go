@@ -87,7 +87,7 @@ func (a *Agent) wire(factory Factory) error {
 	}
 	source := metrics.Source{Host: a.host, State: func() core.State { return a.runner.State() }, Used: &a.used}
 	if a.metrics, err = metrics.New(cfg.Metrics, source); err != nil {
-		return fmt.Errorf("agent: metrics: %w", err)
+		return fmt.Errorf("agent: registering the metrics: %w", err)
 	}
 	a.garbage = &garbage.Collector{
 		Config: cfg.GC, Store: a.store, Storage: a.storage, Metrics: a.metrics, Logger: a.log,
@@ -214,7 +214,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	}
 	a.runner.Spawn(func() {
 		if err := a.host.Run(life); err != nil && life.Err() == nil {
-			failed <- fmt.Errorf("agent: host: %w", err)
+			failed <- fmt.Errorf("agent: measuring the machine: %w", err)
 		}
 	})
 	a.runner.Spawn(func() { a.recordUsage(life) })

@@ -149,7 +149,7 @@ func (x *step) fencerAnswered(e FencerAnswered) {
 	}
 	if problem != f.problem {
 		if problem != "" {
-			x.notice(true, "fencer", "error", problem)
+			x.notice(true, "the node is not self-fencing, or its fencer does not answer", "error", problem)
 		} else {
 			x.notice(false, "the fencer answers", "grace", f.grace, "second", e.Status.Second)
 		}

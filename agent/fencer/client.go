@@ -84,7 +84,7 @@ func (c *Client) call(ctx context.Context, in lease.Renewal) (lease.Status, erro
 		if !c.lines.Scan() {
 			err = c.lines.Err()
 			if err == nil {
-				err = errors.New("it has ended")
+				err = errors.New("it closed the connection without an answer")
 			}
 		} else {
 			err = json.Unmarshal(c.lines.Bytes(), &out)

@@ -154,7 +154,7 @@ func (f *Fencer) claim(ctx context.Context) (*os.File, error) {
 				f.opt.Logger.Info("the first fencer has ended; this process is the first fencer now")
 				second.Close() // another process may have become the second fencer in the meantime, so try again
 				if err := f.lead(ctx); err != nil {
-					f.opt.Logger.Error("fencer", "error", err)
+					f.opt.Logger.Error("could not take over as the first fencer", "error", err)
 					f.retire()
 				}
 				<-ctx.Done()
@@ -282,7 +282,7 @@ func (f *Fencer) serve(ctx context.Context, l net.Listener) {
 		conn, err := l.Accept()
 		if err != nil {
 			if ctx.Err() == nil {
-				f.opt.Logger.Error("fencer", "error", err)
+				f.opt.Logger.Error("could not accept a connection of the agent", "error", err)
 				f.retire() // no agent can reach this fencer, so let the second fencer take over
 			}
 			return
@@ -353,7 +353,7 @@ func (f *Fencer) tick(ctx context.Context) {
 	if f.state.ReadsFile(Now()) {
 		have, err := load(f.opt.Dir, f.boot)
 		if err != nil {
-			f.opt.Logger.Error("fencer", "error", err)
+			f.opt.Logger.Error("could not read the lease file", "error", err)
 			return
 		}
 		f.state.Lease = have
@@ -370,7 +370,7 @@ func (f *Fencer) step(ctx context.Context, in lease.Input) {
 		switch e := e.(type) {
 		case lease.Save:
 			if err := save(f.opt.Dir, f.state.Lease); err != nil {
-				f.opt.Logger.Error("fencer", "error", err)
+				f.opt.Logger.Error("could not write the lease file", "error", err)
 			}
 		case lease.Lapse:
 			f.opt.Logger.Warn("the lease has ended: stopping the workloads that may not run without one",

@@ -102,7 +102,7 @@ func (r *Resolver) open(b workload.NetworkBridge) (*listener, error) {
 		go func() {
 			// ActivateAndServe serves queries and returns when the socket is closed.
 			if err := s.ActivateAndServe(); err != nil {
-				r.log.Debug("resolver", "network", b.Network, "error", err)
+				r.log.Debug("the DNS resolver stopped listening on a network", "network", b.Network, "error", err)
 			}
 		}()
 	}
@@ -124,7 +124,7 @@ func (r *Resolver) serve(b workload.NetworkBridge, w dns.ResponseWriter, q *dns.
 		return
 	}
 	if err := w.WriteMsg(r.respond(q, r.machine.NetworksAt(from.Addr().Unmap()), tcp)); err != nil {
-		r.log.Debug("resolver", "client", from.Addr(), "error", err)
+		r.log.Debug("could not send the answer to a DNS query", "client", from.Addr(), "error", err)
 	}
 }
 

@@ -51,7 +51,7 @@ func OpenBalancer() (*Balancer, error) {
 	flows, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
 	if err != nil {
 		rules.Close()
-		return nil, fmt.Errorf("netlink: %w", err)
+		return nil, fmt.Errorf("opening a netlink socket for connection tracking: %w", err)
 	}
 	sockets, err := openSockets()
 	if err != nil {

@@ -31,7 +31,7 @@ type kernel struct {
 func openKernel() (*kernel, error) {
 	links, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, fmt.Errorf("netlink: %w", err)
+		return nil, fmt.Errorf("opening a netlink socket for interfaces and routes: %w", err)
 	}
 	rules, err := openRules()
 	if err != nil {
@@ -71,7 +71,7 @@ func (k *kernel) Observe(address netip.Addr) (seen plan.Observed, err error) {
 		if ip == address && seen.Underlay == nil {
 			link, err := k.links.LinkByIndex(a.LinkIndex)
 			if err != nil {
-				return seen, fmt.Errorf("interface of %s: %w", address, err)
+				return seen, fmt.Errorf("reading the interface that has the address %s: %w", address, err)
 			}
 			seen.Underlay = &plan.Link{Name: link.Attrs().Name, Index: a.LinkIndex, MTU: link.Attrs().MTU}
 		}
@@ -83,10 +83,10 @@ func (k *kernel) Observe(address netip.Addr) (seen plan.Observed, err error) {
 		return seen, err
 	}
 	if seen.Table, err = k.rules.Table(); err != nil {
-		return seen, fmt.Errorf("nftables: %w", err)
+		return seen, fmt.Errorf("reading our nftables table: %w", err)
 	}
 	if seen.UserChain, seen.HasUserChain, err = k.rules.UserChain(); err != nil {
-		return seen, fmt.Errorf("chain %s: %w", plan.UserChain, err)
+		return seen, fmt.Errorf("reading the nftables chain %s: %w", plan.UserChain, err)
 	}
 	return seen, nil
 }
@@ -95,7 +95,7 @@ func (k *kernel) Observe(address netip.Addr) (seen plan.Observed, err error) {
 func (k *kernel) device(seen *plan.Observed) error {
 	link, err := k.link(plan.Device)
 	if err != nil {
-		return fmt.Errorf("interface %s: %w", plan.Device, err)
+		return fmt.Errorf("reading the interface %s: %w", plan.Device, err)
 	}
 	if link == nil {
 		return nil
@@ -196,7 +196,7 @@ func (k *kernel) filterBridge(name string) error {
 func (k *kernel) Reflect(bridges map[int]bool, ports map[int]bool) error {
 	links, err := dump(k.links.LinkList)
 	if err != nil {
-		return fmt.Errorf("interfaces: %w", err)
+		return fmt.Errorf("listing the interfaces of this machine: %w", err)
 	}
 	seen := map[int]bool{}
 	for _, l := range links {
@@ -209,7 +209,7 @@ func (k *kernel) Reflect(bridges map[int]bool, ports map[int]bool) error {
 			continue
 		}
 		if err := k.links.LinkSetHairpin(l, true); gone(err) != nil {
-			return fmt.Errorf("port %s: %w", a.Name, err)
+			return fmt.Errorf("turning on hairpin mode for the bridge port %s: %w", a.Name, err)
 		}
 		ports[a.Index] = true
 	}

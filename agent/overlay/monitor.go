@@ -44,12 +44,12 @@ func openMonitors(bridge func(index int) bool) (out []monitor, err error) {
 	} {
 		conn, err := netlink.Dial(m.family, nil)
 		if err != nil {
-			return out, fmt.Errorf("monitor: %w", err)
+			return out, fmt.Errorf("opening a monitor of the kernel's networks: %w", err)
 		}
 		out = append(out, monitor{conn, m.ours})
 		for _, g := range m.groups {
 			if err := conn.JoinGroup(g); err != nil {
-				return out, fmt.Errorf("monitor: %w", err)
+				return out, fmt.Errorf("opening a monitor of the kernel's networks: %w", err)
 			}
 		}
 	}
@@ -74,7 +74,7 @@ func (m monitor) watch(ctx context.Context, notify func()) error {
 			notify()
 			continue
 		case err != nil:
-			return fmt.Errorf("monitor: %w", err)
+			return fmt.Errorf("reading from a monitor of the kernel's networks: %w", err)
 		}
 		for _, msg := range messages {
 			if m.ours(msg) {

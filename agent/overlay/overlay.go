@@ -445,7 +445,7 @@ func (r *reconciler) list(ctx context.Context, v *workload.NetworkView) {
 	}
 	r.networks, r.listed = networks, true
 	if err := r.o.addresses.learn(held, v, networks); err != nil {
-		r.o.log.Error("state file", "error", err)
+		r.o.log.Error("could not store the addresses of containers", "error", err)
 	}
 }
 

@@ -40,14 +40,14 @@ func openRules() (*rules, error) {
 	enlarge := func(c *netlink.Conn) error { return errors.Join(c.SetReadBuffer(buffers), c.SetWriteBuffer(buffers)) }
 	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(enlarge))
 	if err != nil {
-		return nil, fmt.Errorf("nftables: %w", err)
+		return nil, fmt.Errorf("opening a netlink socket for nftables: %w", err)
 	}
 	read, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err == nil {
 		err = enlarge(read)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("nftables: %w", err), conn.CloseLasting())
+		return nil, errors.Join(fmt.Errorf("opening a netlink socket for nftables: %w", err), conn.CloseLasting())
 	}
 	return &rules{conn: conn, read: read}, nil
 }
@@ -79,18 +79,18 @@ func (r *rules) Table() (*plan.Table, error) {
 	out := &plan.Table{}
 	sets, err := r.conn.GetSets(ourTable)
 	if err != nil {
-		return nil, fmt.Errorf("sets: %w", err)
+		return nil, fmt.Errorf("listing the nftables sets: %w", err)
 	}
 	for _, s := range sets {
 		elements, err := r.conn.GetSetElements(s)
 		if err != nil {
-			return nil, fmt.Errorf("set %s: %w", s.Name, err)
+			return nil, fmt.Errorf("reading the nftables set %s: %w", s.Name, err)
 		}
 		out.Sets = append(out.Sets, readSet(s, elements))
 	}
 	chains, err := r.conn.ListChainsOfTableFamily(ourTable.Family)
 	if err != nil {
-		return nil, fmt.Errorf("chains: %w", err)
+		return nil, fmt.Errorf("listing the nftables chains: %w", err)
 	}
 	for _, c := range chains {
 		if c.Table.Name != ourTable.Name {
@@ -98,7 +98,7 @@ func (r *rules) Table() (*plan.Table, error) {
 		}
 		list, err := r.comments(ourTable, c.Name)
 		if err != nil {
-			return nil, fmt.Errorf("chain %s: %w", c.Name, err)
+			return nil, fmt.Errorf("reading the nftables chain %s: %w", c.Name, err)
 		}
 		chain := plan.Chain{Name: c.Name, Type: string(c.Type)}
 		if c.Hooknum != nil {

@@ -200,7 +200,7 @@ func (o *Overlay) rebalance(b *Balancer, v *workload.NetworkView, s workload.Ser
 		repairs = false
 	}
 	if err := b.Apply(want); err != nil {
-		return fmt.Errorf("services: %w", err)
+		return fmt.Errorf("writing the nftables table of services: %w", err)
 	}
 	if repairs {
 		o.cfg.Metrics.NetworkRepaired()

@@ -223,7 +223,7 @@ func (r *Runner) addEngines() {
 	err = r.tellEngines(core.Engines{Added: true}, made)
 	r.mu.Unlock()
 	if err != nil {
-		r.log.Error("state file", "error", err)
+		r.log.Error("could not write the state file", "error", err)
 	}
 	for _, e := range made {
 		r.listenTo(e)

@@ -47,7 +47,7 @@ func (r *Runner) mindFencer(met bool) {
 		sent := r.renewal
 		r.mu.Unlock()
 		if err != nil {
-			r.log.Error("state file", "error", err)
+			r.log.Error("could not write the state file", "error", err)
 		}
 		st, problem := r.renew(sent)
 		if r.life.Err() != nil {

@@ -54,7 +54,7 @@ func (r *Runner) measure() {
 		if err != nil {
 			// If the measurement fails, the previous result is kept. Its time shows how old it is.
 			if !errors.Is(err, context.Canceled) {
-				r.log.Debug("measuring workloads", "kind", e.drv.Kind(), "error", err)
+				r.log.Debug("could not measure the resource usage of workloads", "kind", e.drv.Kind(), "error", err)
 			}
 			return
 		}
@@ -90,7 +90,7 @@ func (r *Runner) measureDisk(ctx context.Context, e *engine, all bool) {
 	seen, err := meter.Occupied(limited, of)
 	if err != nil {
 		if !errors.Is(err, context.Canceled) {
-			r.log.Debug("measuring disks", "kind", e.drv.Kind(), "err", err)
+			r.log.Debug("could not measure the disk use of workloads", "kind", e.drv.Kind(), "err", err)
 		}
 		return // if the measurement failed, no workload is stopped
 	}

@@ -153,7 +153,7 @@ func New(cfg Config) (*Runner, error) {
 			r.boot, err = fencer.BootID()
 		}
 		if err != nil {
-			return nil, fmt.Errorf("fencer: %w", err)
+			return nil, fmt.Errorf("reading the facts about this process for the fencer: %w", err)
 		}
 	}
 	r.ownDisk = cfg.Storage.OwnDisk()
@@ -173,7 +173,7 @@ func New(cfg Config) (*Runner, error) {
 // running. Then it starts the work.
 func (r *Runner) Start() error {
 	if err := r.bind(r.State().Label(Unbound)); err != nil {
-		return fmt.Errorf("drivers: %w", err)
+		return fmt.Errorf("making the drivers: %w", err)
 	}
 	needed := r.State().NeedsFencer()
 	switch {
@@ -281,7 +281,7 @@ func (r *Runner) do(e core.Event) {
 // apply applies an event and logs its error. r.mu must be held.
 func (r *Runner) apply(e core.Event) {
 	if _, err := r.step(e); err != nil {
-		r.log.Error("state file", "error", err)
+		r.log.Error("could not write the state file", "error", err)
 	}
 }
 
@@ -298,7 +298,7 @@ func (r *Runner) step(e core.Event) (answer core.Answer, err error) {
 				}
 				return core.Answer{}, err
 			case err != nil:
-				r.log.Error("state file", "error", err)
+				r.log.Error("could not write the state file", "error", err)
 			}
 		}
 	}
@@ -449,7 +449,7 @@ func (r *Runner) Flush() error {
 		}
 	}
 	if err := r.store.WriteStatuses(list); err != nil {
-		return fmt.Errorf("storing statuses: %w", err)
+		return fmt.Errorf("storing the reports of workloads: %w", err)
 	}
 	clear(r.unsaved)
 	return nil

@@ -167,7 +167,7 @@ func (c *Session) note(err error) {
 	}
 	if problem != c.problem {
 		if problem != "" {
-			c.cfg.Logger.Warn("schedulers", "error", problem)
+			c.cfg.Logger.Warn("a call to the schedulers failed", "error", problem)
 		} else {
 			c.cfg.Logger.Info("schedulers answer again")
 		}
@@ -285,9 +285,9 @@ func (c *Session) beat(ctx context.Context) error {
 	c.set(func(s *State) { s.Draining, s.LastHeartbeat = reply.DrainNode, time.Now() })
 	if changed {
 		if _, err := c.r.Do(core.Drain{On: reply.DrainNode}); err != nil {
-			return fmt.Errorf("heartbeat: drain: %w", err)
+			return fmt.Errorf("heartbeat: storing whether the node drains: %w", err)
 		}
-		c.cfg.Logger.Info("drain", "draining", reply.DrainNode)
+		c.cfg.Logger.Info("the schedulers switched draining on or off", "draining", reply.DrainNode)
 	}
 	if c.link.Full {
 		c.r.Signal()
@@ -315,7 +315,7 @@ func (c *Session) leased(asked time.Duration, a heartbeat.Answer) {
 		return
 	}
 	if _, err := c.r.Do(core.Leased{Until: asked + a.Lease}); err != nil {
-		c.cfg.Logger.Error("state file", "error", err)
+		c.cfg.Logger.Error("could not write the state file", "error", err)
 	}
 }
 

@@ -140,5 +140,5 @@ func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 		}
 		return nil
 	}
-	return driver.Errorf(driver.InvalidConfiguration, "collect", "the Compose driver makes no %s", g.Kind)
+	return driver.Errorf(driver.InvalidConfiguration, "collect", "the Compose driver cannot remove garbage of kind %s", g.Kind)
 }

@@ -162,5 +162,5 @@ func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 	case driver.Record:
 		return nil
 	}
-	return driver.Errorf(driver.InvalidConfiguration, "collect", "the container driver makes no %s", g.Kind)
+	return driver.Errorf(driver.InvalidConfiguration, "collect", "the container driver cannot remove garbage of kind %s", g.Kind)
 }

@@ -118,7 +118,7 @@ func (d *Driver) leave(id driver.ID, except ...uint32) error {
 		return nil
 	}
 	if err := d.opt.Networks.Leave(id, except...); err != nil {
-		return driver.Errorf(driver.RuntimeError, "network", "state file: %w", err)
+		return driver.Errorf(driver.RuntimeError, "network", "storing that the workload gave up its addresses: %w", err)
 	}
 	return nil
 }

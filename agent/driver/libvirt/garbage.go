@@ -158,5 +158,5 @@ func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 		}
 		return d.collectLeft(ctx, g.Name, g.Workload)
 	}
-	return driver.Errorf(driver.InvalidConfiguration, "collect", "libvirt makes no %s", g.Kind)
+	return driver.Errorf(driver.InvalidConfiguration, "collect", "the libvirt driver cannot remove garbage of kind %s", g.Kind)
 }

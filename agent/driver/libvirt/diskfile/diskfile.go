@@ -68,7 +68,7 @@ func Inspect(ctx context.Context, path, format string) (Image, error) {
 		return f, err
 	}
 	if err := json.Unmarshal(out, &f); err != nil {
-		return f, driver.Errorf(driver.StorageProvisionFailed, "qemu-img", "info %s: %w", path, err)
+		return f, driver.Errorf(driver.StorageProvisionFailed, "qemu-img", "the description of %s cannot be parsed: %w", path, err)
 	}
 	return f, nil
 }

@@ -14,7 +14,7 @@ import (
 func Subnets(networkXML string) ([]nocloud.Subnet, error) {
 	var n libvirtxml.Network
 	if err := n.Unmarshal(networkXML); err != nil {
-		return nil, fmt.Errorf("network: %w", err)
+		return nil, fmt.Errorf("parsing the XML of a libvirt network: %w", err)
 	}
 	routes := n.Forward != nil && (n.Forward.Mode == "" || n.Forward.Mode == "nat" || n.Forward.Mode == "route" || n.Forward.Mode == "open")
 	var out []nocloud.Subnet
@@ -29,7 +29,7 @@ func Subnets(networkXML string) ([]nocloud.Subnet, error) {
 		}
 		p, err := nocloud.Prefix(length)
 		if err != nil {
-			return nil, fmt.Errorf("network: %w", err)
+			return nil, fmt.Errorf("an address in the XML of a libvirt network: %w", err)
 		}
 		out = append(out, nocloud.Subnet{Prefix: p.Masked(), Router: p.Addr(), Routes: routes})
 	}
