@@ -20,6 +20,10 @@ import (
 	speclib "github.com/persys/compute/spec"
 )
 
+// unknownEngine is the part of a refused registration that says that the advice to fence the node is true only if the machine
+// has another engine than the former instance of the node.
+const unknownEngine = "not known whether both use the same engine"
+
 // session is an agent's session with the schedulers. Package heartbeat decides what the agent sends and when; the simulator
 // carries the messages.
 type session struct {
@@ -104,8 +108,8 @@ func (m *machine) converse() {
 		}
 		resp := res.(*controlv1.RegisterNodeResponse)
 		if !resp.GetAccepted() {
-			if strings.Contains(resp.GetReason(), "persysctl node fence "+m.id) || m.w.cfg.Sabotage == AdviceToAll {
-				m.w.obey(m)
+			if why := resp.GetReason(); m.w.cfg.Sabotage == AdviceToAll || strings.Contains(why, "persysctl node fence "+m.id) {
+				m.w.obey(m, m.w.cfg.Sabotage != AdviceToAll && strings.Contains(why, unknownEngine))
 			}
 			m.failed(false)
 			return

@@ -224,14 +224,32 @@ func (w *world) pronounce(m *machine, what string, body func(*commandv1.Command)
 
 // obey makes an operator fence the node of a reinstalled machine whose registration was refused, as the error
 // advises. This may be necessary although the node was fenced before: a late registration, which the machine
-// sent before it was reinstalled, ends the fence.
-func (w *world) obey(m *machine) {
-	w.advised(m)
+// sent before it was reinstalled, ends the fence. If the schedulers do not know whether the former instance of the node
+// used the same engine (unsure), the operator looks at the machine first, because the machine may run workloads of the node.
+func (w *world) obey(m *machine, unsure bool) {
 	if m.fencing {
 		return
 	}
+	if n, ok := w.truth.Node(m.id); ok && unsure && w.oracle.engines[n.Facts.InstanceID] == m.made {
+		w.clear(m)
+		return
+	}
+	w.advised(m)
 	m.fencing = true
 	w.ask("fence "+m.id, fence(m.id), func(fsm.Result) { m.fencing = false }).must = true
+}
+
+// clear makes an operator reinstall machine m, which still has the engine of the former instance of its node, and fence the
+// node while the machine is off.
+func (w *world) clear(m *machine) {
+	m.fencing = true
+	w.tracef("", m.id, "an operator sees that the machine may run workloads of the node, and clears it")
+	w.after(w.between(500, 5000)*ms, nil, func() {
+		m.fencing = false
+		m.off()
+		w.sentence(m, "fence "+m.id, fence(m.id))
+		w.after(w.between(500, 5000)*ms, nil, func() { w.revive(m, true) })
+	})
 }
 
 // advised checks the advice to fence the node of machine m, which m gets as the answer to its registration. A fence states
