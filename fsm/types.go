@@ -43,7 +43,7 @@ const (
 	StatusRunning      Status = "Running"      // the agent reports that the workload runs
 	StatusStopped      Status = "Stopped"      // the agent reports that the workload is stopped
 	StatusFailed       Status = "Failed"       // the agent reports a failure, or all attempts to start are used up
-	StatusUnknown      Status = "Unknown"      // the lease of its node ended; the workload stays bound to the node
+	StatusUnknown      Status = "Unknown"      // the lease of its node ended, or the engine of its node does not answer; the workload stays bound to the node
 	StatusRetryPending Status = "RetryPending" // failed; waits until Retry.NextAt for the next attempt
 	StatusDeleting     Status = "Deleting"     // marked for deletion; a node may still have an instance
 	StatusDeleted      Status = "Deleted"      // only in events and mirrors: the record of a deleted workload is removed

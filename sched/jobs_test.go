@@ -31,6 +31,54 @@ func (w *world) exits(id string, code int32) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{r}}}})
 }
 
+// TestAnOutageOfTheEngineIsNoFailedAttempt: while the engine of a node does not answer its agent, no attempt of a workload
+// counts as failed, whenever the order was accepted. A job without retries that goes on meanwhile completes. Legacy v1
+// agents report Unknown if they find no instance.
+func TestAnOutageOfTheEngineIsNoFailedAttempt(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		code   string
+		set    []func(*commandv1.WorkloadPut)
+		node   func(*commandv1.RegisterNode)
+		counts bool // an attempt counts as failed
+	}{
+		{"job", "RUNTIME_UNHEALTHY", []func(*commandv1.WorkloadPut){job(func(p *commandv1.WorkloadPut) { p.MaxAttempts = 1 })}, nil, false},
+		{"service", "RUNTIME_UNHEALTHY", nil, nil, false},
+		{"service in an unknown state of the engine", "", nil, nil, true},
+		{"service of a legacy v1 agent", "RUNTIME_UNHEALTHY", nil, func(n *commandv1.RegisterNode) { n.Protocol, n.InstanceId = 0, "" }, true},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			w := newWorld(t)
+			if c.node == nil {
+				w.node("a")
+			} else {
+				w.node("a", c.node)
+			}
+			w.apply("pack", c.set...)
+			w.settle()
+			w.now += 2 * w.tuning.ApplyTimeout
+			before := w.get("pack")
+			w.report(&commandv1.WorkloadReport{Workload: "pack", State: "Unknown", Code: c.code, Message: "runtime: no answer", Retryable: true})
+			for end := w.now + 600*second; w.now < end; w.now += 5 * second {
+				if w.step(); c.counts && w.get("pack").Retry.Attempts > 0 {
+					return
+				}
+			}
+			if got := w.get("pack"); c.counts || got.Retry != before.Retry || got.Generation != before.Generation || got.Finished() || got.Status != fsm.StatusUnknown {
+				t.Fatalf("it is %s at generation %s with retry %+v and reason %+v, want no order and a failed attempt: %t", got.Status, got.Generation, got.Retry, got.Reason, c.counts)
+			}
+			if before.Demand.Job == nil {
+				return
+			}
+			w.exits("pack", 0)
+			w.settle()
+			if got := w.get("pack"); !got.Finished() || !got.Result.Succeeded {
+				t.Errorf("after the outage the result is %+v, want success", got.Result)
+			}
+		})
+	}
+}
+
 // TestATurnIsFreeWhenAMemberLeavesTheGroup: a job that waits because its group already runs as many members as its
 // parallelism allows is placed as soon as a member leaves the group, even if that member stays on its node.
 func TestATurnIsFreeWhenAMemberLeavesTheGroup(t *testing.T) {

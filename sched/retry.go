@@ -59,6 +59,17 @@ func (p *planner) agentRetries(w *fsm.Workload) bool {
 	return ok && n.Facts.Protocol != 0
 }
 
+// engineSilent reports whether the agent of w has carried out the present order, and cannot see now whether w runs, because the
+// engine does not answer. That is no failure of w: the agent reports the state of w, and repairs it, when the engine answers
+// again. Another order would not reach the engine either. engineSilent returns false for a legacy v1 agent.
+func (p *planner) engineSilent(w *fsm.Workload) bool {
+	if w.Actual.State != fsm.ActualUnknown || w.Actual.Generation != w.Generation || w.Actual.Code != "RUNTIME_UNHEALTHY" {
+		return false
+	}
+	n, ok := p.State.Node(w.Node)
+	return ok && n.Facts.Protocol != 0
+}
+
 // retry evaluates one workload on a node that is up, by the reconcile table (contract, semantics section 5;
 // TestReconcileTable):
 //
@@ -71,6 +82,7 @@ func (p *planner) agentRetries(w *fsm.Workload) bool {
 //     an order that is newer than the cause.
 //   - A Pending workload has no time limit while its agent works on it, or retries it because the cause of the
 //     failure may end by itself.
+//   - An Unknown workload has no time limit while the engine does not answer its agent.
 //   - A completed workload is not started again.
 //   - Reports about an earlier generation are ignored.
 func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {
@@ -89,7 +101,7 @@ func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {
 	late := false
 	_, final := hopeless(w)
 	switch state := w.Actual.State; {
-	case w.Completed(), w.Working(), p.agentRetries(w):
+	case w.Completed(), w.Working(), p.agentRetries(w), p.engineSilent(w):
 		return false, 0
 	case final && state == fsm.ActualUnknown:
 	case w.Actual.Generation != w.Generation, state == fsm.ActualPending, state == fsm.ActualUnknown, state == fsm.ActualNone:

@@ -8,6 +8,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/workload"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
 	"github.com/persys/compute/sched/control"
 )
 
@@ -106,4 +107,17 @@ func (m *machine) muted(a *core.Act) {
 	w.after(w.between(100, 1000)*ms, &m.proc, func() {
 		m.do(core.Done{Act: a, Failed: &core.Failed{Class: driver.RuntimeUnhealthy, Message: "the engine does not answer"}, Began: time.Time{}})
 	})
+}
+
+// countsNoSilence checks that the planner counts no failed attempt of a workload while the engine of its node does not answer
+// the agent.
+func (w *world) countsNoSilence(view fsm.View, step sched.Step) {
+	for _, c := range step.Commands {
+		for _, r := range c.GetScheduleRetries().GetRetries() {
+			x, ok := view.Workload(r.GetWorkload())
+			if ok && x.Desired == fsm.DesiredRunning && x.Actual.State == fsm.ActualUnknown && x.Actual.Generation == x.Generation && r.GetAttempts() > x.Retry.Attempts {
+				w.violate("silence", x.ID, x.Node, "attempt %d counts as failed while the engine does not answer: %s", r.GetAttempts(), r.GetMessage())
+			}
+		}
+	}
 }

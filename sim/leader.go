@@ -240,6 +240,7 @@ func (l *leadership) plan(e control.Plan) {
 		w.violate("cache", "", "", "Next returns different steps without and with a cache, at index %d: %s", l.r.applied, why)
 		return
 	}
+	w.countsNoSilence(world.State, step)
 	for _, n := range step.Why {
 		w.tracef(n.Workload, n.Node, "plan %s: %s", n.Action, n.Detail)
 	}
