@@ -40,3 +40,46 @@ func TestTheEndOfAFormerInstanceKeepsTheFailedStart(t *testing.T) {
 		}
 	}
 }
+
+// restoredJob returns an agent that starts with the finished order of a job. restart: a forced restart of the job is pending.
+func restoredJob(t *testing.T, restart bool, f Failure) *history {
+	in := &Intent{
+		ID: "pack", Type: workload.Container, DesiredState: "running", EngineContent: "c1:a", Content: "c1:a", Restart: restart,
+		Generation: workload.Generation{Incarnation: 1, Sequence: 6}, Traits: Traits{RestartPolicy: "no", Job: true},
+	}
+	ordered := time.Unix(900, 0)
+	saved := Saved{
+		Intents: []*Intent{in}, Meta: Meta{InstanceID: "i1"}, Tasks: []*Task{NewTask(ActionApply, "pack", ordered).Ended(f.Message, f.Attempts > 0, ordered)},
+		Status: map[string]SavedStatus{"pack": {Status: &Status{ID: "pack", State: workload.Running}, Failure: f}},
+	}
+	h := &history{t: t, now: time.Unix(1000, 0), clock: 1000 * time.Second}
+	h.s = Restore(Settings{Node: "a", Policy: policy, Concurrency: 8}, saved, h.now)
+	return h.step(Engines{Cluster: "c1", Kinds: []workload.Kind{workload.Container}})
+}
+
+// lists passes a list of the engine to the core, in which the instance of the job has ended with an exit code.
+func (h *history) lists(code int) *Status {
+	o := workload.Observed{
+		ID: "pack", State: workload.Stopped, Content: "c1:a", Generation: workload.Generation{Incarnation: 1, Sequence: 5}, RuntimeID: "r1",
+		ExitCode: code, StartedAt: h.now.Add(-20 * time.Second), FinishedAt: h.now.Add(-time.Second),
+	}
+	if code != 0 {
+		o.State = workload.Failed
+	}
+	h.step(Listed{Kind: workload.Container, Bound: h.s.engines[0].Bound, Began: h.now, Seen: []workload.Observed{o}})
+	return h.s.Get("pack").Status
+}
+
+// TestStepReportsTheExitOfAJobThatIsBeingInspected: a job ended while the agent was down. The agent inspects it, and lists the
+// instances meanwhile. The report says how the job ended, at once: without the exit, the schedulers would count a failure.
+func TestStepReportsTheExitOfAJobThatIsBeingInspected(t *testing.T) {
+	for code, state := range map[int]workload.State{0: workload.Stopped, 3: workload.Failed} {
+		h := restoredJob(t, false, Failure{})
+		if a := h.step(Start{}).act(); a == nil || a.Verb != Look {
+			t.Fatalf("at its start the core's action is %+v, want a look", a)
+		}
+		if st := h.lists(code); st.State != state || (st.Reason == ReasonCompleted) != (code == 0) || st.Exit.EndedAt.IsZero() || st.Exit.Code != code {
+			t.Errorf("the job is reported as %+v, want that it ended with exit code %d", st, code)
+		}
+	}
+}

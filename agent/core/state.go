@@ -319,6 +319,12 @@ func (s State) InWork(id string) bool {
 	return j.busy()
 }
 
+// looks reports whether the Act in progress on a workload only inspects its instance.
+func (s State) looks(id string) bool {
+	j, _ := s.jobs.Get(id)
+	return j.act != nil && j.act.Verb == Look
+}
+
 // Depth returns the number of workloads on which an action is in progress or scheduled.
 func (s State) Depth() (n int) {
 	for j := range values(s.jobs) {

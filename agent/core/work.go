@@ -500,7 +500,7 @@ func (x *step) evaluate(w *Workload) decision {
 		if mark := mark(&seen); !seen.FinishedAt.IsZero() && mark != w.Failure.Ended && mark != w.Failure.Stopped {
 			w.Failure.Stopped, w.Failure.At = mark, x.now
 		}
-	case !x.InWork(w.ID): // an instance that is being made has not ended by itself
+	case !x.InWork(w.ID) || x.looks(w.ID): // an instance that is being made has not ended by itself
 		w.Failure = x.Policy.settle(d, seen, w.Failure, x.now)
 	}
 	return decide(d, in.observed(o), w.Failure, x.now)
