@@ -41,6 +41,18 @@ func TestTheEndOfAFormerInstanceKeepsTheFailedStart(t *testing.T) {
 	}
 }
 
+// TestTheEndBeforeARestartDoesNotCount: an instance has ended, and a forced restart is pending.
+func TestTheEndBeforeARestartDoesNotCount(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		in := &Intent{ID: "pack", EngineContent: "c1:a", DesiredState: "running", Restart: restart, Traits: Traits{RestartPolicy: "no", Job: true}}
+		o := &workload.Observed{State: workload.Stopped, Content: "c1:a", RuntimeID: "r", FinishedAt: time.Unix(1000, 0)}
+		w := &Workload{ID: "pack", Intent: in, Observed: o, Failure: Failure{Ended: mark(o)}}
+		if w.completed() == restart || w.ended() == restart || w.finished() == restart {
+			t.Errorf("with a pending restart (%t) the job has completed: %t, ended: %t, finished: %t", restart, w.completed(), w.ended(), w.finished())
+		}
+	}
+}
+
 // restoredJob returns an agent that starts with the finished order of a job. restart: a forced restart of the job is pending.
 func restoredJob(t *testing.T, restart bool, f Failure) *history {
 	in := &Intent{
@@ -80,6 +92,32 @@ func TestStepReportsTheExitOfAJobThatIsBeingInspected(t *testing.T) {
 		}
 		if st := h.lists(code); st.State != state || (st.Reason == ReasonCompleted) != (code == 0) || st.Exit.EndedAt.IsZero() || st.Exit.Code != code {
 			t.Errorf("the job is reported as %+v, want that it ended with exit code %d", st, code)
+		}
+	}
+}
+
+// TestStepRestartsAJobThatEndedBeforeItsRestart: a person has asked for a restart of a running job, and the first attempt of
+// the agent to restart it has failed. The instance ends, for example because the failed attempt stops it after all. This end
+// is not that of the run that was asked for.
+func TestStepRestartsAJobThatEndedBeforeItsRestart(t *testing.T) {
+	for _, f := range []Failure{{}, {Class: workload.RuntimeUnhealthy, Message: "busy", At: time.Unix(999, 0), Attempts: 1, Next: time.Unix(1004, 0)}} {
+		for _, code := range []int{0, 143} {
+			h := restoredJob(t, true, f)
+			if st := h.lists(code); st.State != workload.Pending || st.Reason == ReasonCompleted || !st.Exit.EndedAt.IsZero() {
+				t.Errorf("after the failure %+v the job is reported as %+v, want Pending without an exit", f, st)
+			}
+			a := h.act()
+			for h.now.Before(time.Unix(1060, 0)) && (a == nil || a.Verb == Look) {
+				if a != nil {
+					h.step(Done{Act: a, Observed: h.s.Get("pack").Observed, Began: h.now})
+				} else {
+					h.step(Tick{})
+				}
+				a = h.act()
+			}
+			if a == nil || a.Verb != Ensure {
+				t.Errorf("after the failure %+v the core's action is %+v, want ensure", f, a)
+			}
 		}
 	}
 }
