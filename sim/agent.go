@@ -70,6 +70,7 @@ type disk struct {
 	sawApply     map[string]driver.Generation
 	sawTombstone map[string]driver.Generation
 	acknowledged map[string]driver.Generation
+	ordered      map[string]ordered
 }
 
 func newDisk(w *world, id string) *disk {
@@ -80,6 +81,7 @@ func newDisk(w *world, id string) *disk {
 		intents: map[string]*core.Intent{}, tasks: map[string]*core.Task{}, tombs: map[string]*core.Tombstone{},
 		status: map[string]core.SavedStatus{}, sawApply: map[string]driver.Generation{},
 		sawTombstone: map[string]driver.Generation{}, acknowledged: map[string]driver.Generation{},
+		ordered: map[string]ordered{},
 	}
 }
 
@@ -157,6 +159,9 @@ func (m *machine) boot() {
 	}
 	if w.cfg.Sabotage == NoDurableEpoch {
 		m.disk.meta.Epoch = core.Epoch{ClusterID: m.disk.meta.Epoch.ClusterID}
+	}
+	if w.cfg.Sabotage == ExitsForgotten {
+		m.forgetsExits()
 	}
 	m.core = core.Restore(m.settings(), m.disk.saved(), m.now())
 	w.tracef("", m.id, "the agent starts with %d stored orders", len(m.disk.intents))
@@ -432,6 +437,9 @@ func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorklo
 		return nil, errRefused
 	default:
 		m.obeyed(by, id, sent, true)
+		if m.disk.ordered[id].generation != sent {
+			m.disk.ordered[id] = ordered{sent, w.now}
+		}
 		m.disk.acknowledged[id] = sent
 		w.tracef(id, m.id, "agent: apply %s %s, skipped %t", sent, answer.Intent.DesiredState, answer.Skipped)
 	}

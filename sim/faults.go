@@ -99,10 +99,10 @@ func (w *world) trouble() {
 			if i := m.engine.has[id]; i.state == driver.Running && w.chance(500) {
 				if w.chance(300) {
 					m.engine.end(i, driver.Stopped, 0, "ends")
-					w.noteExit(i)
 				} else {
 					m.engine.end(i, driver.Failed, 1, "dies")
 				}
+				w.noteExit(m, i)
 			}
 		}
 	case ModeChange:

@@ -54,10 +54,10 @@ func (e *engine) endsJob(i *instance) {
 		case e.has[i.id] != i || i.runtimeID != run || i.started != began || i.state != driver.Running:
 		case code == 0:
 			e.end(i, driver.Stopped, 0, "is done")
-			w.noteExit(i)
+			w.noteExit(e.m, i)
 		default:
 			e.end(i, driver.Failed, code, "fails")
-			w.noteExit(i)
+			w.noteExit(e.m, i)
 		}
 	})
 }
@@ -82,17 +82,24 @@ func (w *world) jobChanged(after fsm.State, c fsm.Command, old, x *fsm.Workload)
 	case !x.Finished() && x.Retry.NextAt != 0 && x.Actual.Exit != nil && x.Retry.MaxAttempts > 0 && x.Retry.Attempts >= x.Retry.MaxAttempts:
 		w.violate("job", x.ID, x.Node, "a retry follows attempt %d of %d", x.Retry.Attempts, x.Retry.MaxAttempts)
 	}
+	w.exitKept(c, old, x)
 	if x.Finished() && !old.Finished() {
 		w.oracle.finished[x.ID] = w.now
 		w.report.Jobs++
 	}
 }
 
-// noteExit notes that an instance has ended by itself, if its exit code means success.
-func (w *world) noteExit(i *instance) {
-	if i.exit == 0 || i.exit == alsoSucceeds && strings.HasPrefix(i.flavour, tolerant) {
+// noteExit notes that an instance has ended by itself.
+func (w *world) noteExit(m *machine, i *instance) {
+	if succeeds(i) {
 		w.oracle.succeeded[i.id+" "+i.flavour] = true
 	}
+	w.owes(m, i)
+}
+
+// succeeds reports whether the exit code of an instance means success.
+func succeeds(i *instance) bool {
+	return i.exit == 0 || i.exit == alsoSucceeds && strings.HasPrefix(i.flavour, tolerant)
 }
 
 // startedAgain checks, when an instance starts, that the workload is not a job that has ended with success. An exclusive

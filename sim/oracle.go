@@ -32,6 +32,7 @@ type oracle struct {
 	balanced  map[string]moved   // for each workload: its last move that evened out the load
 	finished  map[string]int64   // for each job: virtual time at which its last end was committed
 	succeeded map[string]bool    // as workload and flavour, separated by a space: an instance ended by itself with success
+	owed      map[string]*owed   // for each job: the exit that its record does not show yet
 	moved     map[string][]int64 // for each workload: when it left nodes that could not run it, by the clock of the state
 }
 
@@ -46,7 +47,7 @@ func newOracle() oracle {
 		highest: map[string]fsm.Generation{}, upSince: map[string]int64{}, found: map[string]int64{},
 		missing: map[string]bool{}, forced: map[string]int64{}, fired: map[string]int64{},
 		finished: map[string]int64{}, succeeded: map[string]bool{}, moved: map[string][]int64{}, balanced: map[string]moved{}, jobsUntil: map[string]int64{},
-		ran: map[string]string{}, engines: map[string]int{},
+		owed: map[string]*owed{}, ran: map[string]string{}, engines: map[string]int{},
 	}
 }
 
@@ -203,6 +204,7 @@ func (w *world) workloadChanged(before, after fsm.State, c fsm.Command, ch *fsm.
 			w.violate("cron", old.ID, "", "%s removes a run that has not ended", fsm.ArmName(c))
 		}
 		delete(w.oracle.wanted, old.ID)
+		delete(w.oracle.owed, old.ID)
 		return
 	}
 	w.tracef(x.ID, x.Node, "%d: %s: %s, desired %s, generation %s, acknowledged %t, actual %s %s, reason %s %s", index, fsm.ArmName(c),
@@ -376,6 +378,7 @@ const overlapAllowed = 120 * sec
 func (w *world) begun(m *machine, i *instance) {
 	if isJob(i.flavour) {
 		w.startedAgain(m, i)
+		w.startsOwing(m, i)
 	}
 	for _, o := range w.machines {
 		other := o.engine.has[i.id]
@@ -437,6 +440,9 @@ func (w *world) unrest() (rule, why, workload, node string) {
 		}
 		return true
 	})
+	if id, o := w.owing(); o != nil {
+		bad("exit", id, o.node, "the instance of generation %s ended with exit code %d, which the record does not show", o.order, o.code)
+	}
 	s.Residuals("", func(r *fsm.Residual) bool {
 		if n, ok := s.Node(r.Node); ok && n.Up {
 			bad("residuals", r.Workload, r.Node, "node %s is up and still has a residual of %s at %s (%s)", r.Node, r.Workload, r.Generation, r.Reason)

@@ -183,6 +183,7 @@ const (
 	DeadlinesDropped           // drains have no deadline, so that they move running jobs at once
 	JobsStay                   // drains never move running jobs
 	AdviceToAll                // each refused registration is taken as the advice to fence the node
+	ExitsForgotten             // an agent that starts removes the ended instances of jobs before it looks at them
 )
 
 // Config determines a run completely.

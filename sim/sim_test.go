@@ -380,8 +380,9 @@ func TestEachTimeOfACronHasOneRun(t *testing.T) {
 }
 
 // TestJobsThatSucceededStaySo: under any faults, a job that reported success is not run again, no exclusive job runs
-// twice at once, and retries keep their back-off and their number. The test also checks that the simulator would find a
-// planner that ignores the success of a job.
+// twice at once, and retries keep their back-off and their number. The exit of an instance reaches the record of its job, if
+// its node keeps the files of agent and engine, before the job runs again. The test also checks that the simulator would find
+// a planner that ignores the success of a job, and agents that lose exits.
 func TestJobsThatSucceededStaySo(t *testing.T) {
 	from, count := seedsAsked(t, 60)
 	var ended atomic.Int64
@@ -395,14 +396,24 @@ func TestJobsThatSucceededStaySo(t *testing.T) {
 	if n := ended.Load(); n < int64(count) {
 		t.Errorf("only %d jobs ended in %d runs, so the runs prove little", n, 2*count)
 	}
-	bad := each(t, 1, 60, 1, func(seed uint64) Config { return Config{Seed: seed, Faults: Jobs, Sabotage: SuccessIgnored} })
-	if len(bad) == 0 {
-		t.Fatal("jobs with success were ordered again, so the simulator must find a violation, but found none")
+	for _, c := range []struct {
+		what     string
+		sabotage Sabotage
+		faults   Fault
+		rule     string
+	}{
+		{"a planner that ignores success", SuccessIgnored, Jobs, "job"},
+		{"agents that lose exits when they restart", ExitsForgotten, AgentCrash | Jobs, "exit"},
+	} {
+		bad := each(t, 1, 60, 1, func(seed uint64) Config { return Config{Seed: seed, Faults: c.faults, Sabotage: c.sabotage} })
+		if len(bad) == 0 {
+			t.Errorf("the run had %s, so the simulator must find a violation, but found none", c.what)
+		} else if v := bad[0].Violation; v.Rule != c.rule {
+			t.Errorf("%s: the violation breaks rule %q, want %s: %s", c.what, v.Rule, c.rule, bad[0])
+		} else {
+			t.Logf("found %s: seed %d: %s", c.what, bad[0].Config.Seed, v.Detail)
+		}
 	}
-	if v := bad[0].Violation; v.Rule != "job" {
-		t.Fatalf("the violation breaks rule %q, want job: %s", v.Rule, bad[0])
-	}
-	t.Logf("found a planner that ignores success: seed %d: %s", bad[0].Config.Seed, bad[0].Violation.Detail)
 }
 
 // TestDrainsLetRunningJobsEnd: under any faults, a drain moves no running job before its deadline, also if the order of the
