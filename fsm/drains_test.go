@@ -102,6 +102,26 @@ func TestDrainDeadlines(t *testing.T) {
 	}
 }
 
+// TestAJobThatSucceededIsNotEvicted: the node reports the end of a job after the planner has looked and before its eviction is
+// committed. Evicted, the job would run a second time.
+func TestAJobThatSucceededIsNotEvicted(t *testing.T) {
+	tolerant := job(func(j *commandv1.Job) { j.SuccessCodes = []int32{0, 3} })
+	for code, stays := range map[int32]bool{0: true, 3: true, 1: false} {
+		w := formed(t)
+		w.ok(register("a"))
+		w.running("pack", "a", tolerant)
+		w.ok(drain("a", true))
+		w.ok(w.ended("pack", code))
+		evicted := w.evict("pack", CodeDraining, false)
+		if !stays {
+			w.ok(evicted)
+			continue
+		}
+		skipped(t, w.do(evicted), "has succeeded on node a")
+		w.ok(finishJob(w.generation("pack"), "pack", true))
+	}
+}
+
 // TestADrainKeepsAJobWhoseOrderIsRenewed: a job runs on node a, which is draining. Its order changes, and the node has
 // not accepted the present order.
 func TestADrainKeepsAJobWhoseOrderIsRenewed(t *testing.T) {

@@ -86,6 +86,16 @@ func (w *Workload) engineSilent() bool {
 	return w.Actual.State == ActualUnknown || w.Actual.State == ActualPending && w.Actual.Code == "RUNTIME_UNHEALTHY"
 }
 
+// reportsSuccess reports whether w is a job whose node has reported that the run of the present order ended with success. The
+// planner finishes this job in its next step.
+func (w *Workload) reportsSuccess() bool {
+	if w.Demand.Job == nil {
+		return false
+	}
+	a := w.Actual
+	return w.Completed() || w.Desired == DesiredRunning && w.Node != "" && w.ReportsPresent() && a.State == ActualFailed && a.Exit != nil && w.Demand.Job.Succeeds(a.Exit.Code)
+}
+
 // EndsText says that a job may end on the draining node n, and until when.
 func (n *Node) EndsText() string {
 	return "node " + n.ID + " is draining; the job may end there until " + clockText(n.JobsUntil)

@@ -161,6 +161,9 @@ func (t *Tx) evict(b *commandv1.Evict) (res Result) {
 		if why == "" && e.GetGone() && !t.mayBeGone(old) {
 			why = fmt.Sprintf("exclusive workload %q may still run on node %s, which is not fenced", old.ID, old.Node)
 		}
+		if why == "" && old.reportsSuccess() { // the node has reported it since the planner looked
+			why = fmt.Sprintf("job %q has succeeded on node %s, so it does not run again", old.ID, old.Node)
+		}
 		if why == "" {
 			why = t.keepsData(old)
 		}
