@@ -33,6 +33,44 @@ func drainDeadlinesScenario(w *world) {
 	w.do(drainBy("a", 0))
 }
 
+// endedDrainsScenario has decisions for the drain of node a, of which one of each kind is committed after the drain has ended.
+func endedDrainsScenario(w *world) {
+	w.do(register("a"))
+	w.do(put("web"))
+	w.do(w.assign("web", "a"))
+	w.run("web")
+	w.do(put("log", systemPut))
+	w.do(placeMembers(w.member("log", "a")))
+	leaves := func() {
+		gone := w.noMember("log", "a")
+		gone.Code = CodeDraining
+		w.do(placeMembers(gone))
+		w.do(evict(&commandv1.Eviction{Workload: "web", IfGeneration: w.generation("web"), Code: CodeDraining, IfDraining: true}))
+	}
+	w.do(drain("a", true))
+	w.do(drain("a", false))
+	leaves()
+	w.do(drain("a", true))
+	leaves()
+}
+
+// TestEndedDrains: decisions for a drain that has ended are dropped. An eviction without if_draining needs no drain.
+func TestEndedDrains(t *testing.T) {
+	w := formed(t)
+	endedDrainsScenario(w)
+	is(t, "node", w.workload("web").Node, "")
+	_, member := w.s.Workload("log-a")
+	is(t, "member", member, false)
+
+	w = formed(t)
+	w.ok(register("a"))
+	w.running("web", "a")
+	e := &commandv1.Eviction{Workload: "web", IfGeneration: w.generation("web"), Code: CodeDraining, IfDraining: true}
+	skipped(t, w.do(evict(e)), "node a is no longer draining")
+	e.IfDraining = false
+	w.ok(evict(e))
+}
+
 // TestDrainDeadlines: node a is drained, and the job pack runs there.
 func TestDrainDeadlines(t *testing.T) {
 	for _, c := range []struct {

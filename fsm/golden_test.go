@@ -681,7 +681,7 @@ var scenarios = []struct {
 	{"129-ingress-network", ingressNetworkScenario},
 	{"130-key-rotation", keyRotationScenario},
 	{"131-unprivileged", unprivilegedScenario}, {"132-forbidden-ports", forbiddenPortsScenario},
-	{"133-drain-deadlines", drainDeadlinesScenario},
+	{"133-drain-deadlines", drainDeadlinesScenario}, {"134-ended-drains", endedDrainsScenario},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -96,6 +96,9 @@ func (w *Workload) reportsSuccess() bool {
 	return w.Completed() || w.Desired == DesiredRunning && w.Node != "" && w.ReportsPresent() && a.State == ActualFailed && a.Exit != nil && w.Demand.Job.Succeeds(a.Exit.Code)
 }
 
+// drainEnded says that a decision for the drain of n is outdated: the drain has been ended since the planner looked.
+func (n *Node) drainEnded() string { return "node " + n.ID + " is no longer draining" }
+
 // EndsText says that a job may end on the draining node n, and until when.
 func (n *Node) EndsText() string {
 	return "node " + n.ID + " is draining; the job may end there until " + clockText(n.JobsUntil)

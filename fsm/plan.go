@@ -177,6 +177,11 @@ func (t *Tx) evict(b *commandv1.Evict) (res Result) {
 		if why == "" && (e.GetCode() == CodeDraining || e.GetCode() == CodeTainted) && t.held(old) {
 			why = fmt.Sprintf("workload %q leaves node %s only when the update of its group permits it", old.ID, old.Node)
 		}
+		if why == "" && e.GetIfDraining() {
+			if n := t.nodeOf(old); !n.Draining {
+				why = n.drainEnded()
+			}
+		}
 		if why == "" && e.GetCode() == CodeDraining {
 			if n := t.nodeOf(old); old.FinishesOn(n, t.r.info.Clock) {
 				why = fmt.Sprintf("job %q stays on its node: %s", old.ID, n.EndsText())

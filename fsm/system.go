@@ -75,6 +75,9 @@ func (t *Tx) deleteMember(of *Workload, c *commandv1.MemberChange, res *Result) 
 	if !ok || w.Desired == DesiredDeleted {
 		return fmt.Sprintf("system workload %q has no member for node %q", of.ID, clip(c.GetNode()))
 	}
+	if n, ok := t.r.nodes.Get(c.GetNode()); ok && c.GetCode() == CodeDraining && !n.Draining {
+		return n.drainEnded()
+	}
 	if n := t.nodeOf(w); n != nil && c.GetCode() == CodeDraining && w.FinishesOn(n, t.r.info.Clock) {
 		return fmt.Sprintf("job %q stays on its node: %s", w.ID, n.EndsText()) // the node has accepted the order since the planner looked
 	}

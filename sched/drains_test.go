@@ -14,6 +14,45 @@ func (w *world) drainBy(id string, seconds uint32) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: id, On: true, DeadlineSeconds: &seconds}}})
 }
 
+// TestDecisionsForAnEndedDrainAreDropped: a person ends the drain of node a after the planner has decided that a workload
+// leaves, or that the member of a system workload is deleted, and before this decision is committed.
+func TestDecisionsForAnEndedDrainAreDropped(t *testing.T) {
+	for _, c := range []struct {
+		id  string
+		set []func(*commandv1.WorkloadPut)
+		on  string // the workload on node a
+	}{
+		{"web", nil, "web"},
+		{"log", []func(*commandv1.WorkloadPut){system}, "log-a"},
+	} {
+		t.Run(c.id, func(t *testing.T) {
+			w := newWorld(t)
+			w.node("a")
+			w.apply(c.id, c.set...)
+			w.settle()
+			w.node("b")
+			w.settle()
+			before := w.get(c.on)
+			w.drain("a", true)
+			s := w.plan()
+			w.drain("a", false)
+			dropped := 0
+			for _, x := range s.Commands {
+				if r := w.try(x); r.Skipped == 1 && r.Reason == "node a is no longer draining" {
+					dropped++
+				}
+			}
+			if dropped != 1 {
+				t.Errorf("%d decisions were dropped, want 1 of %v", dropped, s.Commands)
+			}
+			w.settle()
+			if got := w.get(c.on); got.Node != "a" || got.Generation != before.Generation || got.Desired != before.Desired {
+				t.Errorf("%s is %s on node %q at generation %s, want it unchanged on node a", got.ID, got.Desired, got.Node, got.Generation)
+			}
+		})
+	}
+}
+
 // TestADrainLetsJobsEnd: node a runs the job pack and the service web, and is drained with a deadline of 60 s for jobs.
 // Node b has room for both.
 func TestADrainLetsJobsEnd(t *testing.T) {

@@ -243,6 +243,7 @@ func (p *planner) evict(w *fsm.Workload, code, message string, gone bool) bool {
 	p.mark(w.ID)
 	p.evicted = append(p.evicted, &commandv1.Eviction{
 		Workload: w.ID, IfGeneration: fsm.GenerationPB(w.Generation), Code: code, Message: message, Gone: gone,
+		IfDraining: code == fsm.CodeDraining,
 	})
 	p.note("Evict", w.ID, w.Node, code+": "+message)
 	return true

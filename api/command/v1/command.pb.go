@@ -2805,7 +2805,8 @@ func (x *PlaceMembers) GetChanges() []*MemberChange {
 
 // MemberChange creates or deletes the member of one node. The change is skipped if the template has another
 // generation by now. A creation is skipped if the node already has a member. A deletion is skipped if the node
-// has no member, or if the member is a job that the draining node lets run to its end.
+// has no member, if the member is a job that the draining node lets run to its end, or if the drain that was
+// its reason has ended.
 type MemberChange struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Template     string                 `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
@@ -2816,7 +2817,7 @@ type MemberChange struct {
 	// Cause of the deletion, for people.
 	Message string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
 	// Reason code of the deletion: Draining, or empty for another cause. With Draining the change is skipped if
-	// the member is a running job that may end on its draining node.
+	// the node is not draining, or the member is a running job that may end on its draining node.
 	Code          string `protobuf:"bytes,6,opt,name=code,proto3" json:"code,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -7517,7 +7518,9 @@ type Eviction struct {
 	PreemptedBy string `protobuf:"bytes,202,opt,name=preempted_by,json=preemptedBy,proto3" json:"preempted_by,omitempty"`
 	// Time of the preemption, Unix nanoseconds; only with code Preempted. The planner uses it to limit the
 	// number of preemptions per time.
-	PreemptedAt   int64 `protobuf:"varint,368,opt,name=preempted_at,json=preemptedAt,proto3" json:"preempted_at,omitempty"`
+	PreemptedAt int64 `protobuf:"varint,368,opt,name=preempted_at,json=preemptedAt,proto3" json:"preempted_at,omitempty"`
+	// The eviction is skipped if the node is not draining; only with code Draining.
+	IfDraining    bool `protobuf:"varint,488,opt,name=if_draining,json=ifDraining,proto3" json:"if_draining,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7599,6 +7602,13 @@ func (x *Eviction) GetPreemptedAt() int64 {
 		return x.PreemptedAt
 	}
 	return 0
+}
+
+func (x *Eviction) GetIfDraining() bool {
+	if x != nil {
+		return x.IfDraining
+	}
+	return false
 }
 
 type Evict struct {
@@ -16149,7 +16159,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\rif_generation\x18\x03 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\"I\n" +
 	"\x06Assign\x12?\n" +
-	"\vassignments\x18\x01 \x03(\v2\x1d.persys.command.v1.AssignmentR\vassignments\"\xf4\x01\n" +
+	"\vassignments\x18\x01 \x03(\v2\x1d.persys.command.v1.AssignmentR\vassignments\"\x96\x02\n" +
 	"\bEviction\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\tR\bworkload\x12B\n" +
 	"\rif_generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\x12\x12\n" +
@@ -16157,7 +16167,9 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\amessage\x18\x04 \x01(\tR\amessage\x12\x12\n" +
 	"\x04gone\x18\x05 \x01(\bR\x04gone\x12\"\n" +
 	"\fpreempted_by\x18\xca\x01 \x01(\tR\vpreemptedBy\x12\"\n" +
-	"\fpreempted_at\x18\xf0\x02 \x01(\x03R\vpreemptedAt\"B\n" +
+	"\fpreempted_at\x18\xf0\x02 \x01(\x03R\vpreemptedAt\x12 \n" +
+	"\vif_draining\x18\xe8\x03 \x01(\bR\n" +
+	"ifDraining\"B\n" +
 	"\x05Evict\x129\n" +
 	"\tevictions\x18\x01 \x03(\v2\x1b.persys.command.v1.EvictionR\tevictions\"F\n" +
 	"\rMoveWorkloads\x125\n" +

@@ -2648,6 +2648,7 @@ func (m *Eviction) CloneVT() *Eviction {
 	r.Gone = m.Gone
 	r.PreemptedBy = m.PreemptedBy
 	r.PreemptedAt = m.PreemptedAt
+	r.IfDraining = m.IfDraining
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -12865,6 +12866,18 @@ func (m *Eviction) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.IfDraining {
+		i--
+		if m.IfDraining {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x1e
+		i--
+		dAtA[i] = 0xc0
 	}
 	if m.PreemptedAt != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.PreemptedAt))
@@ -23728,6 +23741,9 @@ func (m *Eviction) SizeVT() (n int) {
 	}
 	if m.PreemptedAt != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.PreemptedAt))
+	}
+	if m.IfDraining {
+		n += 3
 	}
 	n += len(m.unknownFields)
 	return n
@@ -44820,6 +44836,26 @@ func (m *Eviction) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 488:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field IfDraining", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.IfDraining = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -82657,6 +82693,26 @@ func (m *Eviction) UnmarshalVTUnsafe(dAtA []byte) error {
 					break
 				}
 			}
+		case 488:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field IfDraining", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.IfDraining = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
