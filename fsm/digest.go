@@ -297,6 +297,9 @@ func (e *encoder) workload(w *Workload) {
 	if w.Policy != "" {
 		e.str(w.Policy)
 	}
+	if w.Confined {
+		e.str("confined")
+	}
 	e.localData(w.Data)
 	if w.DiscardData {
 		e.str("discard data")

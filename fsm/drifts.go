@@ -371,7 +371,7 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 		return refuse(NoCapacity, "%s", why)
 	}
 	if put != nil {
-		t.putOne(put, old, t.under(put, old))
+		t.putOne(put, old, t.approval(put, old))
 		old, _ = t.r.workloads.Get(d.Workload)
 	}
 	w := *old

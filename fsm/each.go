@@ -66,7 +66,7 @@ func (t *Tx) putAlone(one []*commandv1.WorkloadPut) (item Item, refusal Result, 
 		return Item{}, res, false
 	}
 	t.makeNetwork()
-	return t.putOne(one[0], old[0], t.under(one[0], old[0])), Result{}, true
+	return t.putOne(one[0], old[0], t.approval(one[0], old[0])), Result{}, true
 }
 
 // Of returns the Result of workload i in a command that accepts or refuses each workload separately.

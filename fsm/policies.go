@@ -202,11 +202,35 @@ func judgedBy(by *policy.Policy, p *commandv1.WorkloadPut, in string) (Result, b
 	return Result{}, true
 }
 
-// under returns the name of the policy against which the caller's specification p is checked; the
-// record of the workload keeps it.
-func (t *Tx) under(p *commandv1.WorkloadPut, old *Workload) string {
+// approval says how a specification was checked when it was stored; the record of the workload keeps it.
+type approval struct {
+	policy   string // name of the policy against which the specification was checked; "" = an admin stored it unchecked
+	confined bool   // the rights of the caller were limited to namespaces
+}
+
+// approval returns the approval of the caller's specification p. Commands of former versions have no shares, and set
+// confined in no record.
+func (t *Tx) approval(p *commandv1.WorkloadPut, old *Workload) approval {
 	_, name := PolicyFor(t.state(), namespaceOf(p, old), t.unprivileged)
-	return name
+	return approval{name, len(t.confined) > 0 && t.shares.Namespace > 0}
+}
+
+func (w *Workload) approval() approval { return approval{w.Policy, w.Confined} }
+
+// approvalOf returns the approval in a put that the state machine has made or stored.
+func approvalOf(p *commandv1.WorkloadPut) approval { return approval{p.GetPolicy(), p.GetConfined()} }
+
+// sharesOf returns the shares of the present command for what the cluster itself creates from a specification. The
+// share of the namespace applies only if a confined user stored the specification, as it applies only to the calls of
+// confined users.
+func (t *Tx) sharesOf(by approval) RoomShares {
+	switch {
+	case by.policy == "": // an admin stored it
+		return RoomShares{}
+	case !by.confined:
+		return RoomShares{Reserve: t.shares.Reserve}
+	}
+	return t.shares
 }
 
 // barred returns an error text that names the policy of node n which forbids w, and why; "" if no

@@ -67,10 +67,10 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads, back, judge bool) Result {
 	if fault := cmp.Or(templatesFault(puts, olds, b.GetGroupOf()), ofSystem(t.state(), b)); fault != "" {
 		return refuse(Conflict, "%s", fault)
 	}
-	under := make([]string, len(puts))
+	under := make([]approval, len(puts))
 	for i, p := range puts {
-		if under[i] = p.GetPolicy(); judge {
-			under[i] = t.under(p, olds[i])
+		if under[i] = approvalOf(p); judge {
+			under[i] = t.approval(p, olds[i])
 		}
 	}
 	if judge {
@@ -214,9 +214,8 @@ func MadeByCount(group, id string) bool {
 	return ok && n != "" && strings.Trim(n, "0123456789") == ""
 }
 
-// putOne stores the workload that p describes. old is its present record, or nil; under is the name of the
-// policy against which p was checked.
-func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item {
+// putOne stores the workload that p describes. old is its present record, or nil; under is the approval of p.
+func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under approval) Item {
 	demand := t.demanded(p, old)
 	desired, limit := Desired(word(p.GetDesired())), attemptsOf(p)
 	if old == nil {
@@ -224,7 +223,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item 
 		t.create(w)
 		return itemOf(w)
 	}
-	if old.Content == p.GetContent() && old.Desired == desired && old.Demand == demand && old.Policy == under {
+	if old.Content == p.GetContent() && old.Desired == desired && old.Demand == demand && old.Policy == under.policy {
 		item := itemOf(old)
 		item.Unchanged = true
 		if n := t.nodeOf(old); p.GetDiscardData() && old.BoundByData(n) {
@@ -232,17 +231,17 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item 
 			item.Unchanged = false
 			return item
 		}
-		if old.CallerRevision != p.GetCallerRevision() || old.Retry.MaxAttempts != limit || old.Update != updateOf(p) {
+		if old.CallerRevision != p.GetCallerRevision() || old.Retry.MaxAttempts != limit || old.Update != updateOf(p) || old.Confined != under.confined {
 			w := *old
-			w.CallerRevision, w.Retry.MaxAttempts, w.Update = p.GetCallerRevision(), limit, updateOf(p)
+			w.CallerRevision, w.Retry.MaxAttempts, w.Update, w.Confined = p.GetCallerRevision(), limit, updateOf(p), under.confined
 			t.putWorkload(old, &w)
 		}
 		return item
 	}
-	if old.Content == p.GetContent() && old.Desired == desired && old.Policy == under && !p.GetDiscardData() && demandEqualBut(old.Demand, demand) {
+	if old.Content == p.GetContent() && old.Desired == desired && old.Policy == under.policy && !p.GetDiscardData() && demandEqualBut(old.Demand, demand) {
 		w := *old // only the rules of the autoscaler have changed, of which the node knows nothing
 		w.Spec, w.Demand = nonEmpty(p.GetSpec()), demand
-		w.CallerRevision, w.Retry.MaxAttempts, w.Update = p.GetCallerRevision(), limit, updateOf(p)
+		w.CallerRevision, w.Retry.MaxAttempts, w.Update, w.Confined = p.GetCallerRevision(), limit, updateOf(p), under.confined
 		t.putWorkload(old, &w)
 		t.eventOf(&w, Event{Type: EventWorkloadUpdated, Node: w.Node, Message: "autoscale " + demand.Autoscale.String()})
 		return itemOf(&w)
@@ -254,7 +253,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item 
 	w.Objects, w.SpecContent, w.Update = usesOf(p.GetObjects()), strings.Clone(p.GetSpecContent()), updateOf(p)
 	w.CallerRevision = p.GetCallerRevision()
 	w.Demand = demand
-	w.Policy = strings.Clone(under)
+	w.Policy, w.Confined = strings.Clone(under.policy), under.confined
 	if w.Owner == "" {
 		w.SealedFor = "" // the secrets of this put are sealed for the workload itself
 	}
@@ -306,7 +305,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item 
 }
 
 // made returns the record of a new workload, which is not stored yet.
-func (t *Tx) made(p *commandv1.WorkloadPut, demand *Demand, under string) *Workload {
+func (t *Tx) made(p *commandv1.WorkloadPut, demand *Demand, under approval) *Workload {
 	w := &Workload{
 		ID:             strings.Clone(p.GetId()), // events, receipts and indexes keep the id, so it must not share the memory of the command
 		Spec:           nonEmpty(p.GetSpec()),
@@ -318,7 +317,8 @@ func (t *Tx) made(p *commandv1.WorkloadPut, demand *Demand, under string) *Workl
 		CallerRevision: p.GetCallerRevision(),
 		Namespace:      strings.Clone(stored(p.GetNamespace())),
 		Demand:         demand,
-		Policy:         strings.Clone(under),
+		Policy:         strings.Clone(under.policy),
+		Confined:       under.confined,
 		Actual:         unobserved,
 		Desired:        Desired(word(p.GetDesired())),
 		Generation:     t.generation(),

@@ -54,7 +54,7 @@ func workloadPB(w *Workload) *commandv1.WorkloadRecord {
 		Put: &commandv1.WorkloadPut{
 			Id: w.ID, Spec: w.Spec, Content: w.Content, CallerRevision: w.CallerRevision,
 			Demand: demandPB(w.Demand), Desired: string(w.Desired), MaxAttempts: w.Retry.MaxAttempts,
-			Namespace: w.Namespace, Policy: w.Policy, Bundle: w.Bundle,
+			Namespace: w.Namespace, Policy: w.Policy, Confined: w.Confined, Bundle: w.Bundle,
 			Objects: usesPB(w.Objects), SpecContent: w.SpecContent, Update: updatePB(w.Update),
 		},
 		Status:          string(w.Status),
@@ -123,6 +123,7 @@ func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 		CallerRevision: put.GetCallerRevision(),
 		Namespace:      stored(put.GetNamespace()),
 		Policy:         put.GetPolicy(),
+		Confined:       put.GetConfined(),
 		Bundle:         put.GetBundle(),
 		Objects:        usesOf(put.GetObjects()),
 		SpecContent:    put.GetSpecContent(),

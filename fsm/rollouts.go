@@ -61,10 +61,10 @@ func (s State) Seen(id string) rollout.Seen {
 }
 
 // rolls returns the rolling update that command b, which stores the members of a group, begins or
-// continues. It returns nil if all members change at once. under has, for each member, the name of
-// the policy against which it was checked. back means that b undoes or reverts an update: available
-// surge members then stay until all members have their previous specifications.
-func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string, back bool) (*rollout.Rollout, Result) {
+// continues. It returns nil if all members change at once. under has the approval of each
+// member. back means that b undoes or reverts an update: available surge members then stay until all
+// members have their previous specifications.
+func (t *Tx) rolls(b *commandv1.PutWorkloads, under []approval, back bool) (*rollout.Rollout, Result) {
 	if b.GetGroupOf() == "" {
 		return nil, Result{}
 	}
@@ -107,10 +107,10 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads, under []string, back bool) (*rollo
 			// The command has more members than the group had, so this surge member (an extra
 			// member of the last update) becomes an ordinary member with the same id.
 		case known && w.TakesTurn(next):
-			if p.GetNamespace() == "" || p.GetPolicy() != under[i] {
+			if p.GetNamespace() == "" || approvalOf(p) != under[i] {
 				p = p.CloneVT()
 				p.Namespace = cmp.Or(p.GetNamespace(), w.In()) // record the namespace now, because another workload may have this id later
-				p.Policy = under[i]
+				p.Policy, p.Confined = under[i].policy, under[i].confined
 			}
 			m.Content, m.Put, m.TakenAt, waits = w.Content, p, 0, true
 		}
@@ -210,9 +210,7 @@ func (t *Tx) advanceRollout(b *commandv1.AdvanceRollout) (res Result) {
 		return res
 	}
 	r, clock := old.Clone(), t.r.info.Clock
-	if !slices.ContainsFunc(r.Members, func(m rollout.Member) bool { return m.Put.GetPolicy() != "" }) {
-		t.shares = RoomShares{} // an admin applied the specifications that wait
-	}
+	t.shares = t.sharesOf(waitingApproval(r))
 	for i := range r.Members {
 		if m := &r.Members[i]; m.Put == nil && slices.Contains(b.GetSettled(), m.ID) && t.state().Seen(m.ID).Available {
 			m.Settled, r.ProgressAt = true, clock
@@ -255,6 +253,15 @@ func (t *Tx) advanceRollout(b *commandv1.AdvanceRollout) (res Result) {
 	t.storeRollout(r)
 	t.dropSurge(r.Group)
 	return res
+}
+
+// waitingApproval returns the strictest approval of the specifications that wait in an update.
+func waitingApproval(r *rollout.Rollout) (strictest approval) {
+	for i := range r.Members {
+		by := approvalOf(r.Members[i].Put)
+		strictest = approval{cmp.Or(strictest.policy, by.policy), strictest.confined || by.confined}
+	}
+	return strictest
 }
 
 // exceeds returns an error text if a quota, or the share of the state, has no room for the new specifications of the
@@ -324,7 +331,7 @@ func (t *Tx) turn(r *rollout.Rollout, m *rollout.Member) Item {
 	leader := t.by
 	t.by = r.By // events name the caller who started the update, not the leader that continues it
 	defer func() { t.by = leader }()
-	return t.putOne(p, w, p.GetPolicy())
+	return t.putOne(p, w, approvalOf(p))
 }
 
 // started restarts the time within which w, a member in a rolling update, must become healthy. It is called
@@ -405,6 +412,7 @@ func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 		b = &commandv1.PutWorkloads{Update: r.Policy.PB(), Workloads: b.GetWorkloads()}
 	}
 	if shares := t.shares; byItself {
+		// The revert gives back what ran until now, so neither share limits it. The limit of the state does.
 		t.shares = RoomShares{}
 		defer func() { t.shares = shares }()
 	}

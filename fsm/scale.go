@@ -75,8 +75,8 @@ func (t *Tx) scaleGroup(b *commandv1.ScaleGroup) Result {
 	if why := t.unscalable(b, first, now); why.Kind != OK {
 		return why
 	}
-	if b.GetAutoscaled() && first.Policy == "" { // an admin applied the group
-		t.shares = RoomShares{}
+	if b.GetAutoscaled() {
+		t.shares = t.sharesOf(first.approval())
 	}
 	put := &commandv1.PutWorkloads{GroupOf: group, ListDeleted: true}
 	if r, ok := t.r.rollouts.Get(group); ok {
@@ -108,9 +108,11 @@ func (t *Tx) scaleGroup(b *commandv1.ScaleGroup) Result {
 			return why
 		}
 		p.Desired, p.Namespace = string(desired), first.In()
-		if p.Policy = t.under(p, nil); b.GetAutoscaled() {
-			p.Policy = first.Policy
+		by := t.approval(p, nil)
+		if b.GetAutoscaled() {
+			by = first.approval()
 		}
+		p.Policy, p.Confined = by.policy, by.confined
 		fresh, put.Workloads = append(fresh, p), append(put.Workloads, p)
 	}
 	if len(fresh) > 0 && first.Content != b.GetContent() {

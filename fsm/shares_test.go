@@ -1,6 +1,8 @@
 package fsm
 
 import (
+	"bytes"
+	"slices"
 	"strings"
 	"testing"
 
@@ -8,10 +10,16 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
+// operator is in place of a namespace in the arguments of shared: the caller is not confined, but no admin.
+const operator = "*"
+
 // shared adds to the head of a command the shares that the leader and confined users have.
 func (w *world) shared(c Command, namespaces ...string) Command {
-	info := w.s.Info()
-	c.Head = &commandv1.Head{At: w.now, By: "tester", Namespaces: namespaces, NamespaceShare: NamespaceShare, RoomReserve: AdminReserve}
+	info, unprivileged := w.s.Info(), slices.Contains(namespaces, operator)
+	if unprivileged {
+		namespaces = nil
+	}
+	c.Head = &commandv1.Head{At: w.now, By: "tester", Namespaces: namespaces, NamespaceShare: NamespaceShare, RoomReserve: AdminReserve, Unprivileged: unprivileged}
 	if armOf(c).planned() {
 		c.Head.Epoch = &commandv1.Epoch{Incarnation: info.Incarnation, Term: w.term}
 	}
@@ -33,13 +41,14 @@ func shopOf(t *testing.T, others int) *world {
 }
 
 // TestSharesOfWhatTheClusterCreates: the share of a namespace, and the part of the state that is for admins, limit
-// the workloads that the cluster creates from specifications of a confined user. They do not limit workloads that it
-// creates from specifications of admins.
+// the workloads that the cluster creates from specifications of a confined user. Only the part for admins limits
+// workloads that it creates from specifications of an operator who acts in all namespaces. Neither limits workloads that
+// it creates from specifications of admins.
 func TestSharesOfWhatTheClusterCreates(t *testing.T) {
 	const half = NamespaceShare * 256 / 100
 	reason := func(w *world, id string) string { return w.workload(id).Reason.Message }
 	for name, tt := range map[string]struct {
-		store  func(w *world, by ...string) // stores a workload from which the cluster creates more; by is a confined user's namespace
+		store  func(w *world, by ...string) // stores a workload from which the cluster creates more; by is a confined user's namespace, or operator
 		create func(w *world) string        // lets the cluster create more, and returns the refusal
 	}{
 		"a member of a system workload": {
@@ -98,18 +107,29 @@ func TestSharesOfWhatTheClusterCreates(t *testing.T) {
 
 			full := shopOf(t, half-1)
 			tt.store(full, "shop")
+			again, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, full.s)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			full.s = again
 			if why := tt.create(full); !strings.Contains(why, `namespace "shop" is full`) {
 				t.Errorf("above the share of the namespace the answer is %q, want a refusal", why)
 			}
 
-			nearly := shopOf(t, 0)
-			nearly.ok(putNamespace("shop", func(b *commandv1.PutNamespace) { b.Quota = &commandv1.Quota{Workloads: 1000} }))
-			tt.store(nearly, "shop")
-			for i := range 243 - nearly.s.Total().Workloads {
-				nearly.ok(put("more-"+decimal(int(i)), specOf(1)))
-			}
-			if why := tt.create(nearly); !strings.Contains(why, "the last 5 % are for admins") {
-				t.Errorf("within the last 5 %% the answer is %q, want a refusal", why)
+			full = shopOf(t, half-1)
+			tt.store(full, operator)
+			is(t, "the refusal above half, of what an operator in all namespaces applied", tt.create(full), "")
+
+			for _, by := range []string{"shop", operator} {
+				nearly := shopOf(t, 0)
+				nearly.ok(putNamespace("shop", func(b *commandv1.PutNamespace) { b.Quota = &commandv1.Quota{Workloads: 1000} }))
+				tt.store(nearly, by)
+				for i := range 243 - nearly.s.Total().Workloads {
+					nearly.ok(put("more-"+decimal(int(i)), specOf(1)))
+				}
+				if why := tt.create(nearly); !strings.Contains(why, "the last 5 % are for admins") {
+					t.Errorf("within the last 5 %%, of what %q applied, the answer is %q, want a refusal", by, why)
+				}
 			}
 
 			admins := shopOf(t, 0)

@@ -139,7 +139,7 @@ func (t *Tx) keepSurge(r *rollout.Rollout) {
 // surges adds the surge members (extra members for the time of the update) in command b to r, the update
 // that b begins, and marks the canaries. was is the update that r replaces if both have the same
 // specifications: its canaries stay canaries. Otherwise was is nil.
-func (t *Tx) surges(r, was *rollout.Rollout, b *commandv1.PutWorkloads, under []string) Result {
+func (t *Tx) surges(r, was *rollout.Rollout, b *commandv1.PutWorkloads, under []approval) Result {
 	p := r.Policy
 	if p.StartFirst && len(b.GetSurge()) == 0 {
 		return refuse(Invalid, "update.start_first: the command has no surge members")
@@ -167,7 +167,7 @@ func (t *Tx) surges(r, was *rollout.Rollout, b *commandv1.PutWorkloads, under []
 	in := NamespaceOf(t.state(), b.GetWorkloads()[0])
 	for i, put := range b.GetSurge() {
 		put = put.CloneVT()
-		put.Namespace, put.Policy = in, under[0]
+		put.Namespace, put.Policy, put.Confined = in, under[0].policy, under[0].confined
 		m := rollout.Member{ID: strings.Clone(put.GetId()), Put: put, Surge: true, Canary: i < p.Canary}
 		if w, ok := t.r.workloads.Get(m.ID); ok && w.Demand.Surge && w.Desired != DesiredDeleted {
 			if m.Content = w.Content; w.SameAs(Intended(put)) {

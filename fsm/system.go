@@ -110,7 +110,7 @@ func (t *Tx) createMember(of *Workload, c *commandv1.MemberChange, res *Result) 
 	if _, taken := t.r.workloads.Get(id); taken || !bounds.ValidID(id) {
 		id = HashedID(of.ID, n.ID)
 	}
-	w, refusal := t.createRun(of, id, Run{Node: n.ID}, memberPut(workloadPB(of).GetPut(), of.ID, id, n.ID), of.ID, of.Policy)
+	w, refusal := t.createRun(of, id, Run{Node: n.ID}, memberPut(workloadPB(of).GetPut(), of.ID, id, n.ID), of.ID, of.approval())
 	if w == nil {
 		t.notCreated(of, n.ID, refusal.Reason)
 		return ""

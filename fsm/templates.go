@@ -252,7 +252,7 @@ func (t *Tx) cronStep(old *Workload, e *commandv1.CronStep, res *Result) {
 	}
 	if e.GetRun() != "" {
 		run := Run{ScheduledAt: e.GetIfNext()}
-		child, refusal := t.createRun(old, e.GetRun(), run, runPut(old, e.GetRun()), old.ID, old.Policy)
+		child, refusal := t.createRun(old, e.GetRun(), run, runPut(old, e.GetRun()), old.ID, old.approval())
 		if child != nil {
 			last, lastRun = run.ScheduledAt, child.ID
 			res.Items = append(res.Items, itemOf(child))
@@ -318,10 +318,10 @@ func (t *Tx) activeRuns(of *Workload) (n int) {
 }
 
 // createRun creates a run of a template (of), with the specification in put. The secrets in put are sealed for
-// the workload sealedFor; under is the name of the policy against which put was checked. If the template is a
+// the workload sealedFor; under is the approval of put. If the template is a
 // cron with concurrency "replace", createRun ends the active runs first. If no run can be created, it returns
 // nil and a refusal.
-func (t *Tx) createRun(of *Workload, id string, run Run, put *commandv1.WorkloadPut, sealedFor, under string) (*Workload, Result) {
+func (t *Tx) createRun(of *Workload, id string, run Run, put *commandv1.WorkloadPut, sealedFor string, under approval) (*Workload, Result) {
 	if old, ok := t.r.workloads.Get(id); ok {
 		if old.Owner == of.ID && old.Run.Key == run.Key {
 			return old, Result{}
@@ -335,8 +335,8 @@ func (t *Tx) createRun(of *Workload, id string, run Run, put *commandv1.Workload
 	if n := t.activeRuns(of); n >= MaxActiveRuns {
 		return nil, refuse(OverQuota, "%q has %d runs that have not ended, which is the limit: wait for them, or delete some: persysctl delete RUN", of.ID, n)
 	}
-	if shares := t.shares; under == "" && run.Key == "" { // an admin stored the template, and no user asks for this run
-		t.shares = RoomShares{}
+	if shares := t.shares; run.Key == "" { // no user asks for this run
+		t.shares = t.sharesOf(under)
 		defer func() { t.shares = shares }()
 	}
 	var replaced []*Workload
@@ -416,7 +416,7 @@ func (t *Tx) startRun(b *commandv1.StartRun) Result {
 	if why := t.concurs(of); why != "" {
 		return refuse(Conflict, "%s", why)
 	}
-	sealedFor, under := of.ID, of.Policy
+	sealedFor, under := of.ID, of.approval()
 	if put == nil {
 		put = runPut(of, b.GetRun())
 		if res, ok := t.judgedAgain(of); !ok {
@@ -427,7 +427,7 @@ func (t *Tx) startRun(b *commandv1.StartRun) Result {
 		if res, ok := t.judged(one, none); !ok {
 			return res
 		}
-		sealedFor, under = put.GetId(), t.under(put, nil)
+		sealedFor, under = put.GetId(), t.approval(put, nil)
 	}
 	w, refusal := t.createRun(of, b.GetRun(), Run{Key: strings.Clone(b.GetKey())}, put, sealedFor, under)
 	if refusal.Kind != OK {

@@ -406,6 +406,8 @@ type Workload struct {
 	// Policy is the name of the policy against which the specification was checked when it was
 	// stored; "" = it was checked against no policy.
 	Policy string
+	// Confined is set if the rights of the caller who stored the specification were limited to namespaces.
+	Confined bool
 	// Data lists the local data that the workload may have on the node, according to every specification that
 	// the node has accepted. DiscardData is set while the workload may leave its node and lose that data; see
 	// data.go.

@@ -214,10 +214,12 @@ type Head struct {
 	// Commands of former versions do not have this field; they are judged as before.
 	Unprivileged bool `protobuf:"varint,392,opt,name=unprivileged,proto3" json:"unprivileged,omitempty"`
 	// Percent of the size limit of the state (State.Room) that a namespace may use after a command with this head, unless
-	// a quota or a policy limits the namespace; 0 = no limit. In commands of the planner and the autoscaler, this field and
-	// room_reserve do not apply to workloads whose specifications were stored by a caller to whom no policy applies.
+	// a quota or a policy limits the namespace; 0 = no limit. In commands of the planner and the autoscaler, this field
+	// applies only to specifications that were stored by callers with the field namespaces (WorkloadPut.confined).
 	NamespaceShare uint32 `protobuf:"varint,393,opt,name=namespace_share,json=namespaceShare,proto3" json:"namespace_share,omitempty"`
-	// Percent of the size limit of the state that commands with this head leave free; 0 = none.
+	// Percent of the size limit of the state that commands with this head leave free; 0 = none. In commands of the planner
+	// and the autoscaler, this field applies only to specifications that were checked against a policy
+	// (WorkloadPut.policy).
 	RoomReserve   uint32 `protobuf:"varint,394,opt,name=room_reserve,json=roomReserve,proto3" json:"room_reserve,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4017,7 +4019,10 @@ type WorkloadPut struct {
 	// from it and from the versions of the objects.
 	SpecContent string `protobuf:"bytes,401,opt,name=spec_content,json=specContent,proto3" json:"spec_content,omitempty"`
 	// How the members of the group, or of the system workload, are changed; absent = all at once.
-	Update        *UpdatePolicy `protobuf:"bytes,402,opt,name=update,proto3" json:"update,omitempty"`
+	Update *UpdatePolicy `protobuf:"bytes,402,opt,name=update,proto3" json:"update,omitempty"`
+	// True if the rights of the caller who stored the specification were limited to namespaces. The state machine sets
+	// the field in its records and ignores it in commands of users.
+	Confined      bool `protobuf:"varint,403,opt,name=confined,proto3" json:"confined,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4155,6 +4160,13 @@ func (x *WorkloadPut) GetUpdate() *UpdatePolicy {
 		return x.Update
 	}
 	return nil
+}
+
+func (x *WorkloadPut) GetConfined() bool {
+	if x != nil {
+		return x.Confined
+	}
+	return false
 }
 
 // ObjectUse is the reference of a workload to a secret or a config of its namespace.
@@ -15855,7 +15867,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
-	"\x05shard\x18\x03 \x01(\tR\x05shard\"\x91\x04\n" +
+	"\x05shard\x18\x03 \x01(\tR\x05shard\"\xae\x04\n" +
 	"\vWorkloadPut\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04spec\x18\x02 \x01(\fR\x04spec\x12\x18\n" +
@@ -15872,7 +15884,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"ifRevision\x127\n" +
 	"\aobjects\x18\x90\x03 \x03(\v2\x1c.persys.command.v1.ObjectUseR\aobjects\x12\"\n" +
 	"\fspec_content\x18\x91\x03 \x01(\tR\vspecContent\x128\n" +
-	"\x06update\x18\x92\x03 \x01(\v2\x1f.persys.command.v1.UpdatePolicyR\x06update\"z\n" +
+	"\x06update\x18\x92\x03 \x01(\v2\x1f.persys.command.v1.UpdatePolicyR\x06update\x12\x1b\n" +
+	"\bconfined\x18\x93\x03 \x01(\bR\bconfined\"z\n" +
 	"\tObjectUse\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +

@@ -1586,6 +1586,7 @@ func (m *WorkloadPut) CloneVT() *WorkloadPut {
 	r.IfRevision = m.IfRevision
 	r.SpecContent = m.SpecContent
 	r.Update = m.Update.CloneVT()
+	r.Confined = m.Confined
 	if rhs := m.Spec; rhs != nil {
 		tmpBytes := make([]byte, len(rhs))
 		copy(tmpBytes, rhs)
@@ -9671,6 +9672,18 @@ func (m *WorkloadPut) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.Confined {
+		i--
+		if m.Confined {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x19
+		i--
+		dAtA[i] = 0x98
 	}
 	if m.Update != nil {
 		size, err := m.Update.MarshalToSizedBufferVT(dAtA[:i])
@@ -22496,6 +22509,9 @@ func (m *WorkloadPut) SizeVT() (n int) {
 	if m.Update != nil {
 		l = m.Update.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.Confined {
+		n += 3
 	}
 	n += len(m.unknownFields)
 	return n
@@ -36794,6 +36810,26 @@ func (m *WorkloadPut) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 403:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Confined", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Confined = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -74252,6 +74288,26 @@ func (m *WorkloadPut) UnmarshalVTUnsafe(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 403:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Confined", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Confined = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
