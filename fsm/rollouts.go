@@ -148,22 +148,24 @@ const maxFormer = 2 << 20
 // remember stores the present specifications of the group in r.Former, for a revert. It stores nothing if
 // they are too large for one command, or for the free part of the limits of the state and the namespace.
 func (t *Tx) remember(r *rollout.Rollout, puts []*commandv1.WorkloadPut) {
-	if of, ok := t.r.workloads.Get(r.Group); ok && of.IsSystem() {
-		p := of.AsPut()
-		for _, w := range t.childrenOf(of.ID) {
-			r.FormerRan = r.FormerRan || w.Available()
-		}
-		r.Former = append(r.Former, p)
-		return
-	}
 	size := 0
-	membersIn(t.state(), r.Group, puts, func(w *Workload) bool {
+	keep := func(w *Workload) {
 		p := w.AsPut()
 		size += p.SizeVT()
 		r.Former = append(r.Former, p)
-		r.FormerRan = r.FormerRan || w.Available()
-		return size <= maxFormer
-	})
+	}
+	if of, ok := t.r.workloads.Get(r.Group); ok && of.IsSystem() {
+		keep(of) // its members have the same specification
+		for _, w := range t.childrenOf(of.ID) {
+			r.FormerRan = r.FormerRan || w.Available()
+		}
+	} else {
+		membersIn(t.state(), r.Group, puts, func(w *Workload) bool {
+			keep(w)
+			r.FormerRan = r.FormerRan || w.Available()
+			return size <= maxFormer
+		})
+	}
 	if len(r.Former) > 0 && int64(size) > min(maxFormer, t.spare(r.Former[0].GetNamespace())) {
 		r.Former, r.FormerRan = nil, false
 	}

@@ -269,3 +269,30 @@ func TestFormerSpecificationsYield(t *testing.T) {
 		})
 	}
 }
+
+// TestFormerSystemSpecificationsYield: an update of a system workload keeps the former specification for an undo only
+// below 80 % of the limit.
+func TestFormerSystemSpecificationsYield(t *testing.T) {
+	for name, limit := range halfMiB {
+		for others, want := range map[int]int{100 << 10: 1, 250 << 10: 0} {
+			t.Run(name+" with others of "+decimal(others)+" bytes", func(t *testing.T) {
+				w := formed(t, "a")
+				limit(w)
+				w.ok(put("log", systemPut, specOf(60<<10)))
+				w.ok(placeMembers(w.member("log", "a")))
+				w.bind("log-a", "a")
+				w.run("log-a")
+				w.ok(put("other", specOf(others)))
+				w.ok(updated("log"))
+				r, ok := w.s.Rollout("log")
+				if !ok {
+					t.Fatal("the update of the system workload has no record")
+				}
+				is(t, "former specifications", len(r.Former), want)
+				if err := w.s.Check(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
