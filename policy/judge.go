@@ -172,6 +172,16 @@ func LimitsValue(cpu, memory int64, containers int) string {
 	return fmt.Sprintf("%d|%d|%d", cpu, memory, containers)
 }
 
+// isPreStart reports whether a field is a pre_start hook of a service. Compose runs the hook in a container of its own,
+// which has neither limits nor dropped capabilities. A specification cannot change that.
+func isPreStart(field string) bool { return strings.Contains(field, ".pre_start[") }
+
+// preStartLacks returns the text that a pre_start hook lacks a limit or a protection which the policy requires.
+func preStartLacks(what string) string {
+	return "the policy requires " + what + ", which a pre_start hook cannot have: write a service with the command of the hook instead, " +
+		"and start the other services after it (depends_on with condition: service_completed_successfully)"
+}
+
 // limits checks the limits of a service. It ignores the reservation of the service, because the node gives
 // the containers the limits.
 func (j *judge) limits(a Ask) {
@@ -183,6 +193,8 @@ func (j *judge) limits(a Ask) {
 	for i, l := range j.limited() {
 		switch all := n[i] * containers; {
 		case l.most == 0:
+		case n[i] <= 0 && isPreStart(a.Field):
+			j.add(l.rule, a.Field, "", preStartLacks(l.keys))
 		case n[i] <= 0:
 			j.add(l.rule, a.Field, "", "it must have "+l.keys+", and all containers of the stack together at most "+strconv.FormatInt(l.most, 10))
 		case all > l.most:
@@ -247,16 +259,22 @@ func (j *judge) ask(a Ask) {
 	case RuleLacks:
 		for word := range strings.SplitSeq(a.Value, ",") {
 			switch {
+			case slices.Contains(p.Requires, word) && word != "user" && isPreStart(a.Field):
+				j.add(a.Rule, a.Field, "", preStartLacks(needs(word)))
 			case slices.Contains(p.Requires, word):
-				j.add(a.Rule, a.Field, "", "it must have "+needs(word))
+				j.add(a.Rule, userOf(a.Field, word), "", "it must have "+needs(word))
 			case word == LacksUser && !matches(p.Users, ""):
-				j.add(RuleUser, a.Field, "the user of the image", listed(p.Users))
+				j.add(RuleUser, userOf(a.Field, "user"), "the user of the image", listed(p.Users))
 			}
 		}
 	case RulePids:
 		n, err := strconv.ParseInt(a.Value, 10, 64)
-		if p.MaxPids > 0 && (err != nil || n <= 0 || n > p.MaxPids) {
-			j.add(a.Rule, a.Field, a.Value, "at most "+strconv.FormatInt(p.MaxPids, 10)+" processes")
+		switch most := "at most " + strconv.FormatInt(p.MaxPids, 10) + " processes"; {
+		case p.MaxPids == 0 || err == nil && 0 < n && n <= p.MaxPids:
+		case isPreStart(a.Field):
+			j.add(a.Rule, a.Field, "", preStartLacks("a limit of "+most))
+		default:
+			j.add(a.Rule, a.Field, a.Value, most)
 		}
 	case RuleLimits:
 		j.limits(a)
@@ -271,6 +289,14 @@ func (j *judge) ask(a Ask) {
 			j.add(a.Rule, a.Field, a.Value, "this version does not know the rule")
 		}
 	}
+}
+
+// userOf returns the field of the user, if word is user and field is a pre_start hook, and otherwise field.
+func userOf(field, word string) string {
+	if word == "user" && isPreStart(field) {
+		return field + ".user"
+	}
+	return field
 }
 
 func needs(word string) string {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -327,5 +328,61 @@ func TestIngressPort(t *testing.T) {
 		if got := judged(t, policy.Restricted, "container", list); got != tt.restricted {
 			t.Errorf("port %d: the policy restricted refuses %q, want %q", tt.port, got, tt.restricted)
 		}
+	}
+}
+
+// TestRefusalsNameTheHook: the refusal of a hook names the hook and its key. If a pre_start hook lacks a limit that it
+// cannot have, the refusal says what to write instead.
+func TestRefusalsNameTheHook(t *testing.T) {
+	strict := &policy.Policy{Name: "strict", Kinds: []string{"*"}, Images: []string{"docker.io/library/x"}, Users: []string{"1000"},
+		Requires: []string{"user", "cap_drop", "cpu", "memory"}, MaxPids: 100, MaxCPU: 1000, MaxMemory: 1000}
+	const (
+		head    = "services:\n  a:\n    image: x\n    user: '1000'\n    cap_drop: [ALL]\n    cpus: 1\n    mem_limit: 100m\n    "
+		by      = `is not allowed by policy "strict" (rule `
+		instead = ", which a pre_start hook cannot have: write a service with the command of the hook instead, and start the other services after it (depends_on with condition: service_completed_successfully)"
+	)
+	for hook, want := range map[string][]string{
+		"post_start: [{command: id}]": nil,
+		"post_start: [{command: id, user: '1000'}, {command: id, user: '0', privileged: true}]": {
+			"services.a.post_start[1].privileged: \"true\" " + by + "privileged): privileged containers are not allowed",
+			"services.a.post_start[1].user: \"0\" " + by + "users): allowed are 1000",
+		},
+		"pre_stop: [{command: id, user: root, privileged: true}]": {
+			"services.a.pre_stop[0].privileged: \"true\" " + by + "privileged): privileged containers are not allowed",
+			"services.a.pre_stop[0].user: \"root\" " + by + "users): allowed are 1000",
+		},
+		"pre_start: [{command: id, image: y, user: '1000'}]": {
+			"services.a.pre_start[0].image: \"docker.io/library/y:latest\" " + by + "images): allowed are docker.io/library/x",
+			"services.a.pre_start[0]: " + by + "max_pids): the policy requires a limit of at most 100 processes" + instead,
+			"services.a.pre_start[0]: " + by + "max_cpu_millicores): the policy requires a CPU limit (cpus)" + instead,
+			"services.a.pre_start[0]: " + by + "max_memory_mib): the policy requires a memory limit (mem_limit)" + instead,
+			"services.a.pre_start[0]: " + by + "requires): the policy requires all capabilities dropped (cap_drop: [ALL])" + instead,
+			"services.a.pre_start[0]: " + by + "requires): the policy requires a CPU limit (resources.cpu)" + instead,
+			"services.a.pre_start[0]: " + by + "requires): the policy requires a memory limit (resources.memory)" + instead,
+		},
+		"pre_start: [{command: id, user: '1000'}, {command: id}]": {
+			"services.a.pre_start[1].user: " + by + "requires): it must have a user with a number other than 0 (user: 1000)",
+			"services.a.pre_start[1].user: \"the user of the image\" " + by + "users): allowed are 1000",
+		},
+	} {
+		t.Run(hook, func(t *testing.T) {
+			asks, err := Project(load(t, t.TempDir(), nil, map[string]string{"compose.yaml": head + hook + "\n"}), nil, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := policy.Judge(strict, policy.Workload{Kind: "compose", CPU: 1, Memory: 1, Asks: asks})
+			if strings.Contains(hook, "{command: id}]") { // the other refusals are those of the case before
+				got = slices.DeleteFunc(got, func(v policy.Violation) bool { return !strings.Contains(v.Field, ".user") })
+			}
+			if text := policy.Text(got); text != strings.Join(want, "\n") {
+				t.Errorf("the policy says\n%s\nwant\n%s", text, strings.Join(want, "\n"))
+			}
+		})
+	}
+	c := &agentv1.ContainerSpec{Image: "x", PreStop: []*agentv1.Hook{{Command: []string{"id"}, User: "0"}}}
+	users := &policy.Policy{Name: "strict", Kinds: []string{"*"}, Images: []string{"*"}, Users: []string{"", "1000"}}
+	want := "container.pre_stop[0].user: \"0\" " + by + "users): allowed are , 1000"
+	if text := policy.Text(policy.Judge(users, policy.Workload{Asks: Container(c, "x")})); text != want {
+		t.Errorf("the policy says of a hook of a container\n%s\nwant\n%s", text, want)
 	}
 }
