@@ -292,9 +292,11 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 			}
 		}
 		service.SecurityOpt = driver.HardenedOptions(service.SecurityOpt, service.Privileged)
-		if service.PidsLimit == 0 && (service.Deploy == nil || service.Deploy.Resources.Limits == nil || service.Deploy.Resources.Limits.Pids == 0) {
-			service.PidsLimit = spec.Pids()
+		if service.Deploy != nil && service.Deploy.Resources.Limits != nil {
+			limits := service.Deploy.Resources.Limits
+			service.PidsLimit, limits.Pids = cmp.Or(service.PidsLimit, limits.Pids), 0 // docker-compose v1 does not know the limit in deploy
 		}
+		service.PidsLimit = cmp.Or(service.PidsLimit, spec.Pids())
 		if service.Logging == nil && service.LogDriver == "" && len(service.LogOpt) == 0 && rotation.Type != "" {
 			service.Logging = &types.LoggingConfig{Driver: rotation.Type, Options: rotation.Config}
 		}
