@@ -1,6 +1,7 @@
 package stack
 
 import (
+	"errors"
 	"reflect"
 	"slices"
 	"strings"
@@ -128,5 +129,38 @@ one:3: services.web.labels.persys.a: begins with persys., which is for the label
 two:1: services.web.labels.com.docker.compose.project: begins with com.docker.compose., which is for the labels of Compose: remove it, or choose another name`
 	if got := out.Faults.Error(); got != want {
 		t.Errorf("the faults are\n%s\nwant\n%s", got, want)
+	}
+}
+
+// TestReservedLabelsInEveryWay: labels of the agents are refused however they get into a stack.
+func TestReservedLabelsInEveryWay(t *testing.T) {
+	const web = "services:\n  web:\n    image: a:1\n"
+	for _, tt := range []struct {
+		name  string
+		files []string // the Compose file, then names and contents of other files
+		want  string   // field of the fault
+	}{
+		{"a list with a variable", []string{web + "    labels: ['${KEY}=x']\n"}, "services.web.labels.persys.managed"},
+		{"a merge key", []string{"x-all: &all {persys.managed: x}\n" + web + "    labels: {<<: *all}\n"}, "services.web.labels.persys.managed"},
+		{"a fragment of the whole service", []string{"x-all: &all {labels: {persys.managed: x}}\n" + web + "    <<: *all\n"}, "services.web.labels.persys.managed"},
+		{"an included file", []string{"include: [more.yaml]\n" + web, "more.yaml", "services:\n  b:\n    image: a:1\n    labels: {persys.managed: x}\n"}, "services.b.labels.persys.managed"},
+		{"a network of an included file", []string{"include: [{path: more.yaml}]\n" + web, "more.yaml", "networks: {n: {labels: {persys.managed: x}}}\nservices: {b: {image: 'a:1', networks: [n]}}\n"}, "networks.n.labels.persys.managed"},
+		{"an included file that includes another", []string{"include: [more.yaml]\n" + web, "more.yaml", "include: [last.yaml]\n", "last.yaml", "services:\n  b:\n    image: a:1\n    labels: {persys.managed: x}\n"}, "services.b.labels.persys.managed"},
+		{"a service of the same file that is extended", []string{web + "    extends: {service: b}\n  b:\n    image: a:1\n    scale: 0\n    labels: {persys.managed: x}\n"}, "services.web.labels.persys.managed"},
+		{"a service of another file that is extended", []string{web + "    extends: {file: more.yaml, service: b}\n", "more.yaml", "services:\n  b:\n    image: a:1\n    labels: {persys.managed: x}\n"}, "services.web.labels.persys.managed"},
+		{"an extended service that extends another", []string{web + "    extends: {file: more.yaml, service: b}\n", "more.yaml", "services:\n  b: {extends: {service: c}}\n  c:\n    image: a:1\n    labels: {persys.managed: x}\n"}, "services.web.labels.persys.managed"},
+		{"a label file", []string{web + "    label_file: l\n", "l", "persys.managed=x\n"}, "services.web.labels.persys.managed"},
+		{"a label file of an included file", []string{"include: [dir/more.yaml]\n" + web, "dir/more.yaml", "services:\n  b:\n    image: a:1\n    label_file: l\n", "dir/l", "persys.managed=x\n"}, "services.b.labels.persys.managed"},
+		{"a label file of an extended service", []string{web + "    extends: {file: dir/more.yaml, service: b}\n", "dir/more.yaml", "services:\n  b:\n    image: a:1\n    label_file: l\n", "dir/l", "persys.managed=x\n"}, "services.web.labels.persys.managed"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			src := source(tt.files[0], tt.files[1:]...)
+			src.Strict, src.Env = true, map[string]string{"KEY": "persys.managed"}
+			_, err := loadHere(t, src)
+			var faults Faults
+			if !errors.As(err, &faults) || !slices.ContainsFunc(faults, func(f Fault) bool { return f.At == tt.want && strings.HasPrefix(f.Rule, "begins with persys.") }) {
+				t.Errorf("the load returns %v, want a fault at %s", err, tt.want)
+			}
+		})
 	}
 }

@@ -371,3 +371,33 @@ func TestInvalidGitSourcesAreRefused(t *testing.T) {
 		})
 	}
 }
+
+// Schedulers do not read a stack in a Git repository, so the driver removes the labels of agents and Compose that such a
+// stack sets, also those of other files of the stack.
+func TestReservedLabelsOfAGitStackAreRemoved(t *testing.T) {
+	b, r := newBench(t), newRepository(t)
+	r.commit(map[string]string{
+		"compose.yaml": "include: [more.yaml]\nservices:\n  app:\n    extends: {file: base.yaml, service: base}\n    image: " + b.image + "\n    command: [serve]\n    label_file: labels\n",
+		"base.yaml":    "services:\n  base:\n    labels: {persys.base: x, persys.namespace: bank, team: blue}\n",
+		"more.yaml":    "services:\n  more:\n    image: " + b.image + "\n    command: [serve]\n    labels: {persys.more: x, com.docker.compose.oneoff: 'True', team: blue}\n",
+		"labels":       "persys.file=x\n",
+	})
+	spec := b.spec("reserved", body(&agentv1.ComposeSpec{SourceType: "git", GitRepo: "file://" + r.dir, GitRef: "main"}))
+	b.ensure(spec)
+	b.await(spec.ID, driver.Running)
+	for _, service := range []string{"app", "more"} {
+		res, err := b.cli.ContainerInspect(b.ctx, b.containerOf(spec.ID, service), client.ContainerInspectOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		labels := res.Container.Config.Labels
+		for _, key := range []string{"persys.base", "persys.more", "persys.file"} {
+			if _, set := labels[key]; set {
+				t.Errorf("service %s has the label %s of the stack", service, key)
+			}
+		}
+		if labels[driver.LabelNamespace] == "bank" || labels["com.docker.compose.oneoff"] != "False" || labels["team"] != "blue" {
+			t.Errorf("service %s has the labels %v, want those of the agent, and team of the stack", service, labels)
+		}
+	}
+}
