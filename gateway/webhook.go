@@ -34,6 +34,9 @@ type Webhook struct {
 	// ReplayTTL is the time for which a delivery is remembered, by its id and by its repository and body;
 	// default 5 min. A delivery that could not be forwarded is forgotten, so that it can be sent again.
 	ReplayTTL time.Duration
+	// File keeps the deliveries that were forwarded within ReplayTTL, so that they are also refused after a restart of the
+	// gateway; "" = they are remembered in memory only.
+	File string
 	// Forward is the URL to which accepted deliveries are posted. If it is "", every delivery is refused.
 	Forward string
 	// Retries is the number of further attempts to forward a delivery after the first attempt, default 5. Backoff is
@@ -80,13 +83,6 @@ type delivery struct {
 	body      []byte
 }
 
-// keys returns the keys under which a delivery is remembered: its id, and its repository with its body. The
-// signature covers only the body, so a captured delivery could be repeated under another id.
-func (d delivery) keys() [2]string {
-	sum := sha256.Sum256(d.body)
-	return [2]string{"id " + d.id, "body " + strings.ToLower(d.repo) + " " + string(sum[:])}
-}
-
 // receiver checks webhook deliveries, refuses repeated deliveries and forwards all others.
 type receiver struct {
 	Webhook
@@ -94,10 +90,11 @@ type receiver struct {
 	queue chan delivery
 	now   func() time.Time
 
+	file  deliveryFile
 	mu    sync.Mutex
-	seen  map[string]time.Time
-	order []string // keys of the map seen, oldest first
-	over  bool     // run has ended: no further delivery is accepted
+	seen  map[deliveryKey]time.Time // time at which the delivery was accepted
+	order []deliveryKey             // keys of the map seen, oldest first
+	over  bool                      // run has ended: no further delivery is accepted
 }
 
 func newReceiver(w Webhook, log *slog.Logger) *receiver {
@@ -113,7 +110,10 @@ func newReceiver(w Webhook, log *slog.Logger) *receiver {
 		secrets[strings.ToLower(repo)] = secret
 	}
 	w.Secrets = secrets
-	return &receiver{Webhook: w, log: log, queue: make(chan delivery, deliveryQueue), now: time.Now, seen: map[string]time.Time{}}
+	rc := &receiver{Webhook: w, log: log, queue: make(chan delivery, deliveryQueue), now: time.Now, seen: map[deliveryKey]time.Time{}}
+	rc.file = deliveryFile{path: w.File, ttl: w.ReplayTTL}
+	rc.recall()
+	return rc
 }
 
 // asPost refuses to follow a redirect that turns the POST into a GET (301, 302, 303), because the GET would
@@ -215,45 +215,6 @@ func (rc *receiver) check(r *http.Request) (delivery, int, error) {
 	return d, 0, nil
 }
 
-// remember records the keys of a delivery. It reports whether all of them are new.
-func (rc *receiver) remember(d delivery) bool {
-	keys := d.keys()
-	rc.mu.Lock()
-	defer rc.mu.Unlock()
-	now := rc.now()
-	oldest := func() {
-		delete(rc.seen, rc.order[0])
-		rc.order = rc.order[1:]
-	}
-	for len(rc.order) > 0 && now.Sub(rc.seen[rc.order[0]]) > rc.ReplayTTL {
-		oldest()
-	}
-	for _, k := range keys {
-		if _, again := rc.seen[k]; again {
-			return false
-		}
-	}
-	for _, k := range keys {
-		if len(rc.order) >= deliveryKeys {
-			oldest()
-		}
-		rc.seen[k] = now
-		rc.order = append(rc.order, k)
-	}
-	return true
-}
-
-// forget drops all keys of a delivery.
-func (rc *receiver) forget(d delivery) {
-	keys := d.keys()
-	rc.mu.Lock()
-	defer rc.mu.Unlock()
-	for _, k := range keys {
-		delete(rc.seen, k)
-	}
-	rc.order = slices.DeleteFunc(rc.order, func(k string) bool { return slices.Contains(keys[:], k) })
-}
-
 // run forwards deliveries until ctx ends.
 func (rc *receiver) run(ctx context.Context) {
 	var wg sync.WaitGroup
@@ -284,6 +245,7 @@ func (rc *receiver) forward(ctx context.Context, d delivery) {
 	for try := 0; ; try++ {
 		err := rc.post(ctx, d)
 		if err == nil {
+			rc.forwarded(d)
 			return
 		}
 		if try >= rc.Retries || ctx.Err() != nil {

@@ -54,7 +54,7 @@ type Config struct {
 	TLSLegacyNames    bool              `env:"PERSYS_TLS_LEGACY_NAMES" flag:"tls-legacy-names" yaml:"tls.legacy_names" default:"false" usage:"certificates of other CAs with the name of a legacy v1 program (persys-scheduler, persys-gateway, compute-agent, persysctl, …) get the role of that program"`
 	Join              string            `env:"PERSYS_GATEWAY_JOIN,PERSYS_JOIN" flag:"join" yaml:"join" secret:"true" usage:"join token: the first start gets a certificate with it and stores it in the state folder"`
 	Name              string            `env:"PERSYS_GATEWAY_NAME" flag:"name" yaml:"name" usage:"name of this gateway in the certificate of the join token; default: host name"`
-	StateDir          string            `env:"PERSYS_GATEWAY_STATE_DIR" flag:"state-dir" yaml:"state_dir" usage:"folder of the certificate that this gateway gets with the join token; default /var/lib/persys/gateway, or below XDG_STATE_HOME for users"`
+	StateDir          string            `env:"PERSYS_GATEWAY_STATE_DIR" flag:"state-dir" yaml:"state_dir" usage:"folder of the certificate that this gateway gets with the join token, and of its list of webhook deliveries; default /var/lib/persys/gateway, or below XDG_STATE_HOME for users"`
 	RequireClientCert bool              `env:"PERSYS_GATEWAY_REQUIRE_CLIENT_CERT" yaml:"tls.require_client_cert" default:"false" usage:"refuse TLS connections of clients without a certificate; if false, such clients need a bearer token"`
 
 	OIDCIssuer     string            `env:"PERSYS_GATEWAY_OIDC_ISSUER" yaml:"auth.oidc.issuer" usage:"URL of an OpenID Connect provider whose tokens are accepted"`
@@ -72,7 +72,7 @@ type Config struct {
 	WebhookSecret  string            `env:"PERSYS_GATEWAY_GITHUB_WEBHOOK_SECRET" yaml:"github.default_secret" secret:"true" usage:"secret that webhook deliveries are signed with"`
 	WebhookSecrets map[string]string `yaml:"webhook.repository_secrets" secret:"true" usage:"secrets of single repositories, by owner/name"`
 	WebhookForward string            `env:"PERSYS_GATEWAY_WEBHOOK_FORWARD_URL" yaml:"forgery.webhook_forward_url" usage:"URL that accepted deliveries are posted to; without it they are refused"`
-	ReplayTTL      time.Duration     `yaml:"webhook.replay_ttl" default:"5m" min:"1s" max:"24h" usage:"time for which a delivery id is refused a second time"`
+	ReplayTTL      time.Duration     `yaml:"webhook.replay_ttl" default:"5m" min:"1s" max:"24h" usage:"time for which a delivery is refused a second time, also after a restart"`
 	ForwardRetries int               `yaml:"webhook.forward_retries" default:"5" min:"1" max:"100" usage:"retries of a forwarded delivery"`
 	ForwardBackoff time.Duration     `yaml:"webhook.forward_base_backoff" default:"1s" min:"10ms" max:"10m" usage:"first pause between retries; it doubles"`
 

@@ -91,6 +91,24 @@ func (c *Config) place() error {
 	return nil
 }
 
+// deliveryFile returns the file in which the gateway remembers webhook deliveries; "" if it forwards none, or if it has no
+// folder that it can write to.
+func (c *Config) deliveryFile(log *slog.Logger) string {
+	if c.WebhookForward == "" {
+		return ""
+	}
+	own := *c
+	err := own.place()
+	if err == nil {
+		err = os.MkdirAll(own.StateDir, 0o700)
+	}
+	if err != nil {
+		log.Warn("webhook deliveries can be repeated after a restart of this gateway: set PERSYS_GATEWAY_STATE_DIR to a folder that it can write to", "error", err)
+		return ""
+	}
+	return filepath.Join(own.StateDir, "deliveries")
+}
+
 // hosts returns the names and addresses under which callers may connect to this gateway.
 func (c *Config) hosts() []string {
 	host, _, err := net.SplitHostPort(c.HTTPAddr)

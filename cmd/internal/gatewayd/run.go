@@ -123,7 +123,7 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 		},
 		Webhook: gateway.Webhook{
 			Path: cfg.WebhookPath, Secret: cfg.WebhookSecret, Secrets: cfg.WebhookSecrets, ReplayTTL: cfg.ReplayTTL,
-			Forward: cfg.WebhookForward, Retries: cfg.ForwardRetries, Backoff: cfg.ForwardBackoff,
+			Forward: cfg.WebhookForward, Retries: cfg.ForwardRetries, Backoff: cfg.ForwardBackoff, File: cfg.deliveryFile(log),
 		},
 	}
 	if cfg.OIDCIssuer != "" {

@@ -18,6 +18,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -151,7 +152,7 @@ func startWorldOf(t *testing.T, set map[string]string, yaml string, schedulers f
 	env := map[string]string{
 		"PERSYS_GATEWAY_HTTP_ADDR": "127.0.0.1:0", "PERSYS_GATEWAY_PUBLIC_ADDR": "127.0.0.1:0", "PERSYS_SCHEDULER_ADDR": addr,
 		"PERSYS_TLS_CERT": own.Cert, "PERSYS_TLS_KEY": own.Key, "PERSYS_TLS_CA": own.CA, "PERSYS_GATEWAY_CLUSTER_CONFIG": "/nowhere.yaml",
-		"PERSYS_GATEWAY_WEBHOOK_FORWARD_URL": w.forward.url,
+		"PERSYS_GATEWAY_WEBHOOK_FORWARD_URL": w.forward.url, "PERSYS_GATEWAY_STATE_DIR": t.TempDir(),
 	}
 	for k, v := range set {
 		env[k] = v
@@ -676,6 +677,26 @@ webhook:
 	// The API listener accepts no webhooks.
 	if code, _, _ := w.do(w.as("user/admin"), "POST", w.api+"/webhooks/github", any); code != 404 {
 		t.Errorf("a webhook delivery to the API listener was answered %d", code)
+	}
+}
+
+// TestWebhooksAreRememberedInTheStateFolder: a gateway that starts again with the same state folder refuses a delivery that
+// it forwarded before.
+func TestWebhooksAreRememberedInTheStateFolder(t *testing.T) {
+	const body = `{"repository":{"full_name":"some/repo"}}`
+	headers := []string{"Content-Type", "application/json", "X-GitHub-Event", "push", "X-GitHub-Delivery", "d", "X-Hub-Signature-256", sign("s", body)}
+	set := map[string]string{"PERSYS_GATEWAY_GITHUB_WEBHOOK_SECRET": "s", "PERSYS_GATEWAY_STATE_DIR": filepath.Join(t.TempDir(), "gateway")}
+	for start, want := range []int{200, 409} {
+		w := startWorld(t, set, "")
+		if code, text, _ := w.do(w.as(""), "POST", w.public+"/webhooks/github", body, headers...); code != want {
+			t.Errorf("after start %d, the delivery was answered %d %s, want %d", start, code, text, want)
+		}
+		if want == 200 {
+			testbed.Until(t, "the delivery is stored", func() bool {
+				info, err := os.Stat(filepath.Join(set["PERSYS_GATEWAY_STATE_DIR"], "deliveries"))
+				return err == nil && info.Size() > 0
+			})
+		}
 	}
 }
 
