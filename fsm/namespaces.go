@@ -343,14 +343,13 @@ func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workl
 			sums = addTo(sums, n, quota.Amounts{}, k.specs+k.files, 0)
 		}
 	}
+	// The limits of the namespace come first: if one of them and the limit of the state are exceeded, more room in the
+	// state would not help.
 	room := v.Room()
-	if err := room.over(v.Total(), by, shares.Reserve); err != nil {
-		return err
-	}
 	for _, s := range sums {
 		use := v.UseOf(s.of.Name)
 		if over := quota.Excess(use.Amounts, s.by, s.of.Quota); over != "" {
-			return &Refusal{Kind: OverQuota, Reason: "over the quota of namespace " + quoted(s.of.Name) + ": " + over}
+			return &Refusal{Kind: OverQuota, Reason: QuotaRefusal + quoted(s.of.Name) + ": " + over}
 		}
 		p := v.PolicyIn(s.of.Name)
 		if err := p.excess(use, s); err != nil {
@@ -360,8 +359,12 @@ func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workl
 			return err
 		}
 	}
-	return nil
+	return room.over(v.Total(), by, shares.Reserve)
 }
+
+// QuotaRefusal begins the reason of a refusal by a quota; the name of the namespace follows, quoted. The reason ends with
+// the figures, because repeated requests get the reasons that the log has stored. Package rpc adds the next step.
+const QuotaRefusal = "over the quota of namespace "
 
 // quotaSum is the change that a command makes to the use of one namespace.
 type quotaSum struct {

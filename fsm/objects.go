@@ -377,12 +377,12 @@ func (t *Tx) pruneVersions(o *Object) {
 func (t *Tx) roomFor(n *Namespace, by int64) (Result, bool) {
 	s := t.state()
 	room, use, sum, p := s.Room(), s.UseOf(n.Name), quotaSum{of: n, bytes: by}, s.PolicyIn(n.Name)
-	err := room.over(s.Total(), Total{Bytes: by}, t.shares.Reserve)
-	if err == nil {
-		err = p.excess(use, sum)
-	}
+	err := p.excess(use, sum) // the limits of the namespace come first, as in fits
 	if err == nil {
 		err = room.overShare(t.shares.Namespace, use, sum, p)
+	}
+	if err == nil {
+		err = room.over(s.Total(), Total{Bytes: by}, t.shares.Reserve)
 	}
 	if err == nil {
 		return Result{}, true

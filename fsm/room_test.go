@@ -296,3 +296,49 @@ func TestFormerSystemSpecificationsYield(t *testing.T) {
 		}
 	}
 }
+
+// TestTheNarrowestLimitIsNamed: if several limits are exceeded, the refusal names the quota of the namespace, then its
+// policy, then its share of the state, and then the limit of the state, each with its figures. The order is the same for
+// secrets and configs.
+func TestTheNarrowestLimitIsNamed(t *testing.T) {
+	quota := func(w *world) {
+		w.ok(putNamespace("shop", func(b *commandv1.PutNamespace) { b.Quota = &commandv1.Quota{MemoryMib: 100} }))
+	}
+	bound := func(w *world) {
+		w.ok(putPolicy("small", func(p *commandv1.Policy) { p.Kinds, p.MaxSpecBytes = []string{"*"}, 100<<10 }))
+		w.ok(bind("small", "shop"))
+	}
+	for _, tt := range []struct {
+		name  string
+		limit []func(*world)
+		full  bool // the state is full
+		kind  Kind
+		words []string
+	}{
+		{"the quota, and all others", []func(*world){quota, bound}, true, OverQuota, []string{`over the quota of namespace "shop": memory_mib: 0 used, 200 more asked for, limit 100`}},
+		{"the quota, and the share", []func(*world){quota}, false, OverQuota, []string{`over the quota of namespace "shop"`}},
+		{"the policy, and the limit of the state", []func(*world){bound}, true, NotAllowed, []string{`namespace "shop": policy "small" (rule max_spec_bytes): `, "more asked for, limit 102400", "persysctl policy bind POLICY --namespace shop"}},
+		{"the share, and the limit of the state", nil, true, OverQuota, []string{`namespace "shop" is full`, "600 KiB more", "the limit is 0 MiB, 50 %", "persysctl policy bind POLICY --namespace shop"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := formed(t, "a")
+			w.ok(putNamespace("shop"))
+			w.ok(replicaWith("r1", 8)) // 1 MiB of specifications
+			for _, limit := range tt.limit {
+				limit(w)
+			}
+			if tt.full {
+				w.ok(put("admins", specOf(900<<10)))
+			}
+			c := put("web", specOf(600<<10), func(p *commandv1.WorkloadPut) { p.Demand.MemoryMib = 200 })
+			refused(t, w.do(w.shared(c, "shop")), tt.kind, tt.words...)
+		})
+	}
+	w := formed(t, "a")
+	w.ok(putNamespace("shop"))
+	w.ok(replicaWith("r1", 8))
+	w.ok(put("admins", specOf(800<<10)))
+	w.ok(w.shared(put("web", specOf(100<<10)), "shop"))
+	refused(t, w.do(w.shared(putObject(KindConfig, "c", strings.Repeat("x", 450<<10), "shop"), "shop")), OverQuota, `namespace "shop" is full`)
+	refused(t, w.do(w.shared(putObject(KindConfig, "c", strings.Repeat("x", 130<<10), "shop"), "shop")), OverQuota, "the cluster is full", "130 KiB more")
+}

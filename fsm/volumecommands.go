@@ -71,7 +71,7 @@ func (t *Tx) createVolume(b *commandv1.PutVolume) Result {
 		return refuse(Conflict, "namespace %q has %d volumes or more, so no further one can be created by hand: delete some (persysctl volume rm)", v.In(), MaxVolumes)
 	}
 	if over := quota.Excess(t.state().UseOf(n.Name).Amounts, v.amounts(), n.Quota); over != "" {
-		return refuse(OverQuota, "over the quota of namespace %q: %s", n.Name, over)
+		return refuse(OverQuota, QuotaRefusal+"%q: %s", n.Name, over)
 	}
 	t.storeVolume(nil, v)
 	t.event(v.event(EventVolumeCreated, "", "by request"))

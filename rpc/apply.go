@@ -125,7 +125,7 @@ func merge(have *controlv1.ApplyWorkloadResponse, r fsm.Result) outcome {
 	case fsm.Invalid, fsm.NotAllowed:
 		return refused(controlv1.FailureReason_INVALID_SPEC, r.Reason)
 	case fsm.OverQuota:
-		return refused(controlv1.FailureReason_INSUFFICIENT_RESOURCES, r.Reason)
+		return refused(controlv1.FailureReason_INSUFFICIENT_RESOURCES, advised(r.Reason))
 	default:
 		return refused(controlv1.FailureReason_RUNTIME_ERROR, r.Reason)
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -123,7 +125,20 @@ func edge(op string, err error) error {
 	if _, ok := status.FromError(err); ok {
 		return err
 	}
+	if text := err.Error(); advised(text) != text {
+		return &Error{Op: op, Kind: kindOf(err), Err: errors.New(advised(text))}
+	}
 	return &Error{Op: op, Kind: kindOf(err), Err: err}
+}
+
+// advised adds the next step to the reason of a refusal by a quota. Other reasons of the state machine have their own.
+func advised(reason string) string {
+	_, after, ok := strings.Cut(reason, fsm.QuotaRefusal)
+	name, err := strconv.QuotedPrefix(after)
+	if !ok || err != nil {
+		return reason
+	}
+	return reason + "; delete workloads or volumes, or ask an admin for a larger quota: persysctl namespace set " + strings.Trim(name, `"`)
 }
 
 // edgeKind returns the kind of an error. The error may also be a gRPC status that another program sent.

@@ -274,7 +274,7 @@ func TestQuotaInBand(t *testing.T) {
 	is(t, "quota", p.GetNamespace().GetQuota().GetCpuMillicores(), 250)
 	three := webIn("w", "a")
 	three.Spec.Count = new(int32(3))
-	const why = `over the quota of namespace "a": cpu_millicores: 0 used, 300 more asked for, limit 250`
+	const why = `over the quota of namespace "a": cpu_millicores: 0 used, 300 more asked for, limit 250; delete workloads or volumes, or ask an admin for a larger quota: persysctl namespace set a`
 	plan, err := g.cluster(0).PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{three}})
 	ok(t, err)
 	is(t, "the plan", plan.GetWorkloads()[0].GetAction()+": "+plan.GetWorkloads()[0].GetReason(), "refused: "+why)

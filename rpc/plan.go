@@ -174,7 +174,7 @@ func (p *plan) misplaced(ctx context.Context, put *commandv1.PutWorkloads, gone 
 		return why
 	}
 	if err := fsm.Fits(p.view, put, gone, p.s.shares(ctx)); err != nil {
-		return err.Error()
+		return advised(err.Error())
 	}
 	for _, w := range put.GetWorkloads() {
 		if why := fsm.PriorityFault(p.view, w, !in.Everywhere()); why != "" {
