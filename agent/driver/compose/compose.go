@@ -23,11 +23,14 @@
 package compose
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"math"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -270,7 +273,8 @@ func (c *engineCli) DockerEndpoint() docker.Endpoint {
 }
 
 // stacksOnly is the engine's API, except that lists of containers omit the containers of workloads
-// that are not stacks (see otherKind), and that pre_stop hooks run before a stop.
+// that are not stacks (see otherKind), that pre_stop hooks run before a stop, and that post_start hooks are read from
+// the labels of the container.
 type stacksOnly struct {
 	client.APIClient
 	engine *moby.Engine
@@ -301,11 +305,52 @@ func (c stacksOnly) ContainerStop(ctx context.Context, id string, opt client.Con
 	return c.APIClient.ContainerStop(ctx, id, opt)
 }
 
+// ExecCreate runs the post_start hooks in the label of a container. Compose calls it only for the hook runHooks. The error of a
+// hook is then the same as for a single container, and the engine knows that the container is not ready.
+func (c stacksOnly) ExecCreate(ctx context.Context, id string, _ client.ExecCreateOptions) (client.ExecCreateResult, error) {
+	in, err := c.engine.Inspect(ctx, id)
+	if err != nil {
+		return client.ExecCreateResult{}, err
+	}
+	hooks, err := c.engine.HooksOf(in.Config.Labels)
+	if err == nil {
+		err = c.engine.PostStart(ctx, id, hooks.PostStart)
+	}
+	if typed := (*driver.Error)(nil); errors.As(err, &typed) {
+		err = driver.Errorf(typed.Class, typed.Op, "service %s: %w", in.Config.Labels[api.ServiceLabel], typed.Err)
+	}
+	return client.ExecCreateResult{}, err
+}
+
+// ExecAttach returns the output of the hook runHooks, which is empty.
+func (stacksOnly) ExecAttach(context.Context, string, client.ExecAttachOptions) (client.ExecAttachResult, error) {
+	conn, _ := net.Pipe()
+	return client.ExecAttachResult{HijackedResponse: client.HijackedResponse{Conn: conn, Reader: bufio.NewReader(eof{})}}, nil
+}
+
+// ExecInspect returns the exit code 0 of the hook runHooks.
+func (stacksOnly) ExecInspect(context.Context, string, client.ExecInspectOptions) (client.ExecInspectResult, error) {
+	return client.ExecInspectResult{}, nil
+}
+
+// runHooks returns what a service with these post_start hooks has instead of them: one hook, for which stacksOnly runs the
+// hooks in the label of the container.
+func runHooks(hooks []types.ServiceHook) []types.ServiceHook {
+	if len(hooks) == 0 {
+		return nil
+	}
+	return []types.ServiceHook{{Command: types.ShellCommand{"post_start"}}}
+}
+
 type eof struct{}
 
 func (eof) Read([]byte) (int, error) { return 0, io.EOF }
 
 func (l *library) up(ctx context.Context, p *stack, running bool) error {
+	for name, s := range p.project.Services {
+		s.PostStart = runHooks(s.PostStart)
+		p.project.Services[name] = s
+	}
 	create := api.CreateOptions{
 		RemoveOrphans: true, Inherit: true, QuietPull: true,
 		Recreate: api.RecreateDiverged, RecreateDependencies: api.RecreateDiverged,
@@ -332,7 +377,7 @@ func (l *library) start(ctx context.Context, project string, members []member, d
 			if err != nil {
 				return driver.Errorf(driver.InvalidConfiguration, "start", "post_start of service %s: change the stack, so that the container is made again: %w", m.service, err)
 			}
-			s = types.ServiceConfig{Name: m.service, Image: m.Image, Labels: m.Labels, Scale: new(int), DependsOn: types.DependsOnConfig{}, PostStart: hooks.PostStart}
+			s = types.ServiceConfig{Name: m.service, Image: m.Image, Labels: m.Labels, Scale: new(int), DependsOn: types.DependsOnConfig{}, PostStart: runHooks(hooks.PostStart)}
 			for name, on := range m.dependencies() {
 				if there[name] {
 					s.DependsOn[name] = on

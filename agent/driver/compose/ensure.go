@@ -207,6 +207,11 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 	if err != nil {
 		return &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
 	}
+	if services, err := d.stopUnready(ctx, members); len(services) > 0 && rec != nil { // a new order interrupted their hooks
+		if err := errors.Join(err, d.restarting(project, unique(append(services, rec.Halted...)))); err != nil {
+			return err
+		}
+	}
 	current := d.contentOf(rec, members) == spec.Content
 	if spec.Legacy && rec == nil {
 		current = !slices.ContainsFunc(members, func(m member) bool { return m.Labels[driver.LabelManaged] != "" })
@@ -249,8 +254,11 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 		return err
 	}
 	failed := d.narrate(ctx, spec.ID, project, needsOf(s.project), func() error { return d.up(ctx, s, spec.Running) })
-	failed = dependencyFailed(failed)
-	if failed != nil && !driver.StartedOf(failed) {
+	if failed != nil && ctx.Err() == nil {
+		if _, failed = d.hooksFailed(ctx, project, failed); !driver.StartedOf(failed) {
+			return failed
+		}
+	} else if failed != nil {
 		return failed
 	}
 	if !spec.Running {
@@ -291,6 +299,9 @@ func (d *Driver) up(ctx context.Context, s *stack, running bool) error {
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if errors.As(err, new(*driver.Error)) {
+			return err // the error of a hook, which may repeat any text
 		}
 		conflict := cerrdefs.IsConflict(err) || strings.Contains(err.Error(), "is already in use by container")
 		if !conflict {
@@ -408,7 +419,11 @@ func (d *Driver) settle(ctx context.Context, spec driver.Spec, project string, m
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		return dependencyFailed(classify(err))
+		services, failed := d.hooksFailed(ctx, project, classify(err))
+		if len(services) == 0 {
+			return failed
+		}
+		return errors.Join(failed, d.restarting(project, unique(append(services, halted...))))
 	}
 	return d.restarting(project, nil)
 }

@@ -2,6 +2,8 @@ package compose_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -102,5 +104,66 @@ func TestAHookOfAStackEndsWithTheGracePeriod(t *testing.T) {
 	}
 	if took := time.Since(began); took < 2*time.Second || took > 30*time.Second {
 		t.Errorf("the stop took %s, want the grace period of 2 s", took)
+	}
+}
+
+// A stack whose post_start fails has not started: its container is stopped, and each further try runs the hooks again, until
+// they succeed. A service whose hooks succeeded runs on.
+func TestAFailedPostStartOfAStackRunsAgain(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec("hookfails", b.yaml(`services:
+  app:
+    image: IMAGE
+    restart: on-failure
+    volumes: [./gate:/gate]
+    post_start:
+      - command: [/probe, shout, hook-up]
+      - command: [/probe, exists, /gate/open]
+  other:
+    image: IMAGE
+    post_start: [{command: [/probe, shout, other-up]}]
+`))
+	fails := func(when string) {
+		t.Helper()
+		err := b.d.Ensure(b.ctx, spec)
+		if driver.ClassOf(err) != driver.RuntimeError || !strings.Contains(err.Error(), "service app: post_start[1]") || driver.StartedOf(err) {
+			t.Fatalf("%s: Ensure returned %v, want a RuntimeError that names the service and the hook", when, err)
+		}
+		for service, want := range map[string]bool{"app": false, "other": true} {
+			in, err := b.cli.ContainerInspect(b.ctx, b.containerOf(spec.ID, service), client.ContainerInspectOptions{})
+			if err != nil || in.Container.State.Running != want {
+				t.Errorf("%s: the container of %s runs: %t, want %t (error: %v)", when, service, !want, want, err)
+			}
+		}
+	}
+	fails("first start")
+	fails("second try")
+	gates, err := filepath.Glob(filepath.Join(b.dir, "*", "files", "gate"))
+	if err != nil || len(gates) != 1 {
+		t.Fatalf("the folders of the gate are %v, %v", gates, err)
+	}
+	open := filepath.Join(gates[0], "open")
+	if err := os.WriteFile(open, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.ensure(spec)
+	if said := b.said(spec.ID); said("hook-up") != 3 {
+		t.Errorf("post_start ran %d times, want 3", said("hook-up"))
+	}
+	if err := b.d.Halt(b.ctx, spec.ID, driver.OwnGrace); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(open); err != nil {
+		t.Fatal(err)
+	}
+	fails("start of existing containers")
+	spec.Repeats = true // app has ended with exit code 0, so its restart policy alone would not start it
+	fails("try without an order")
+	if err := os.WriteFile(open, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.ensure(spec)
+	if said := b.said(spec.ID); said("hook-up") != 6 {
+		t.Errorf("post_start ran %d times, want 6", said("hook-up"))
 	}
 }

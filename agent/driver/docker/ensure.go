@@ -403,15 +403,22 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool, postSta
 		}
 		return d.stop(ctx, in.ID, driver.OwnGrace)
 	}
-	callCtx, cancel := d.eng.Call(ctx)
-	defer cancel()
 	switch in.State {
 	case container.StateRunning, container.StateRestarting:
-		return nil
+		if !d.eng.Unready(in.ID) {
+			return nil
+		}
+		if err := d.eng.StopFailed(ctx, in.ID); err != nil {
+			return err
+		}
 	case container.StatePaused:
+		callCtx, cancel := d.eng.Call(ctx)
+		defer cancel()
 		_, err := d.eng.Client.ContainerUnpause(callCtx, in.ID, client.ContainerUnpauseOptions{})
 		return moby.Classify("start", err)
 	}
+	callCtx, cancel := d.eng.Call(ctx)
+	defer cancel()
 	if _, err := d.eng.Client.ContainerStart(callCtx, in.ID, client.ContainerStartOptions{}); err != nil {
 		return moby.Classify("start", err)
 	}

@@ -1,6 +1,7 @@
 package docker_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -80,6 +81,26 @@ func TestAFailedPostStartStopsTheContainerSoon(t *testing.T) {
 	}
 	if o := b.observed(spec.ID); o.State == driver.Running {
 		t.Errorf("the container is %s, want it stopped", o.State)
+	}
+}
+
+// A start whose post_start is interrupted, as by a new order, has not ended: the next one runs the hooks again.
+func TestAnInterruptedPostStartRunsAgain(t *testing.T) {
+	b := newBench(t)
+	body := containerBody(b.image, "serve")
+	body.PostStart = []*agentv1.Hook{{Command: []string{"/probe", "shout", "hook-up"}}, {Command: []string{"/probe", "wait"}}}
+	spec := b.spec("hookcut", body)
+	for want := 1; want <= 2; want++ {
+		ctx, cancel := context.WithCancel(b.ctx)
+		done := make(chan error, 1)
+		go func() { done <- b.d.Ensure(ctx, spec) }()
+		b.await(spec.ID, fmt.Sprintf("with output of %d hooks", want), func(o driver.Observed) bool {
+			return o.State == driver.Running && strings.Count(b.logs(spec.ID), "hook-up") >= want
+		})
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Fatalf("Ensure returned %v, want the end of its context", err)
+		}
 	}
 }
 

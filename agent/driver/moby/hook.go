@@ -3,6 +3,7 @@ package moby
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -67,14 +68,26 @@ func hooksContext(labels map[string]string) []byte {
 }
 
 // PostStart runs the post_start hooks of a container that was just started, in their order. The error is of class
-// RuntimeError and names the hook.
+// RuntimeError and names the hook. Until all hooks have succeeded, Unready returns true for the container.
 func (e *Engine) PostStart(ctx context.Context, id string, hooks []types.ServiceHook) error {
+	if len(hooks) == 0 {
+		return nil
+	}
+	e.unready.Store(id, true)
 	for i, h := range hooks {
 		if err := e.hook(ctx, id, h); err != nil {
 			return driver.Errorf(driver.RuntimeError, "start", "post_start[%d]: %w", i, err)
 		}
 	}
+	e.unready.Delete(id)
 	return nil
+}
+
+// Unready reports whether post_start hooks of a container failed, or were interrupted, since its last start. Such a
+// container must be stopped (StopFailed) before it counts as started. It returns false if another process ran the hooks.
+func (e *Engine) Unready(id string) bool {
+	_, unready := e.unready.Load(id)
+	return unready
 }
 
 // PreStop runs the pre_stop hooks in the labels of a container, in their order, if the container runs. It returns how
@@ -111,6 +124,7 @@ func (e *Engine) StopFailed(ctx context.Context, id string) error {
 	in, err := e.Inspect(ctx, id)
 	switch {
 	case cerrdefs.IsNotFound(err):
+		e.unready.Delete(id)
 		return nil
 	case err != nil:
 		return Classify("stop", err)
@@ -125,10 +139,11 @@ func (e *Engine) Stop(ctx context.Context, in container.InspectResponse, grace t
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+e.CallTimeout())
 	defer cancel()
 	_, err := e.Client.ContainerStop(ctx, in.ID, client.ContainerStopOptions{Timeout: &seconds})
-	if cerrdefs.IsNotFound(err) {
-		return nil
+	if err != nil && !cerrdefs.IsNotFound(err) {
+		return Classify("stop", err)
 	}
-	return Classify("stop", err)
+	e.unready.Delete(in.ID)
+	return nil
 }
 
 // hook runs one command in a container and waits for its end. The error contains the last part of its output.
@@ -161,10 +176,14 @@ func (e *Engine) hook(ctx context.Context, id string, h types.ServiceHook) error
 	if err != nil {
 		return Classify("exec", err)
 	}
-	if state.ExitCode != 0 {
-		return fmt.Errorf("%q ended with exit code %d: %s", h.Command[0], state.ExitCode, driver.Bound(strings.TrimSpace(string(said))))
+	if state.ExitCode == 0 {
+		return nil
 	}
-	return nil
+	text := fmt.Sprintf("%q ended with exit code %d", h.Command[0], state.ExitCode)
+	if out := driver.Bound(strings.TrimSpace(string(said))); out != "" {
+		text += ": " + out
+	}
+	return errors.New(text)
 }
 
 // tail keeps the last bytes that are written to it.

@@ -63,6 +63,8 @@ type Engine struct {
 	known  atomic.Pointer[facts]
 	api    atomic.Pointer[string] // API version that was agreed on with the engine
 	signed signedImages
+	// unready has the ids of containers whose post_start hooks have not succeeded since their last start.
+	unready sync.Map
 }
 
 // Open does not contact the engine. While the engine is down, calls fail with class RuntimeUnhealthy. The
