@@ -153,7 +153,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err != nil && strings.Contains(err.Error(), "is ambiguous") && d.dropTwins(ctx, spec.ID) {
 		err = d.ensure(ctx, spec)
 	}
-	return masked(err, spec.Body.GetCompose().GetEnv())
+	return moby.Masked(moby.MaskFiles(err, spec.Body.GetCompose().GetMemoryFiles()), spec.Body.GetCompose().GetEnv())
 }
 
 // dropTwins removes networks of the stack that have the same name as another of its networks, and reports

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/moby"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	stackfile "github.com/persys/compute/stack"
 )
@@ -56,7 +57,7 @@ func TestErrorsRepeatNoValues(t *testing.T) {
 			body := &agentv1.ComposeSpec{ComposeYaml: c.text, Env: map[string]string{"PORT": c.port}}
 			spec := driver.Spec{ID: "w", Body: &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: body}}}
 			_, err := d.load(t.Context(), spec, "w", "")
-			err = masked(err, body.Env)
+			err = moby.Masked(err, body.Env)
 			if err == nil || strings.Contains(err.Error(), "c4nary") || !strings.Contains(err.Error(), "hostPort") || driver.ClassOf(err) != driver.InvalidSpecification {
 				t.Errorf("the error repeats a secret value or has the wrong class: %v", err)
 			}

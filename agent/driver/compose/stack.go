@@ -216,23 +216,6 @@ func contained(p *types.Project, dir string) error {
 	return nil
 }
 
-// masked returns an error of the same class in which the values of env are masked.
-func masked(err error, env map[string]string) error {
-	if err == nil || len(env) == 0 {
-		return err
-	}
-	var typed *driver.Error
-	if !errors.As(err, &typed) {
-		typed = &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
-	}
-	text := typed.Err.Error()
-	hidden := stackfile.Masked(text, env)
-	if hidden == text {
-		return err
-	}
-	return &driver.Error{Class: typed.Class, Op: typed.Op, Err: errors.New(hidden), Started: typed.Started}
-}
-
 // prepare adds our labels and defaults to all resources of a stack, and returns an error if the stack uses a
 // feature that nodes do not support.
 func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfig) error {

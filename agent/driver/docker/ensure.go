@@ -98,7 +98,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 		err := d.ensureOnce(ctx, spec, want)
 		var late *inFlight
 		if !errors.As(err, &late) || time.Now().After(deadline) {
-			return err
+			return moby.MaskFiles(err, spec.Body.GetContainer().GetMemoryFiles())
 		}
 		if !moby.Pause(ctx) {
 			return err

@@ -84,6 +84,31 @@ func TestAFailedPostStartStopsTheContainerSoon(t *testing.T) {
 	}
 }
 
+// The reason of a failed start is visible to people who may not see the secrets of the workload. If the output is cut, the line
+// in which it is cut is left out, because it may be the end of a secret.
+func TestTheErrorOfAHookRepeatsNoSecret(t *testing.T) {
+	b := newBench(t)
+	for name, c := range map[string]struct {
+		out  string
+		said string
+	}{
+		"values of both environments": {"of hook hunter2-hook and of container hunter2-env", "of hook … and of container …"},
+		"one line of several":         {"it has line-of-hunter2", "it has …"},
+		"a cut output":                {strings.Repeat("-", 100) + "hunter2-hook" + strings.Repeat("\n", 2040) + "end", "end"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			body := containerBody(b.image, "serve")
+			body.Env = map[string]string{"IN": "hunter2-env"}
+			body.PostStart = []*agentv1.Hook{{Command: []string{"/probe", "say", "", c.out, "3"}, Environment: map[string]string{"HOOK": "hunter2-hook", "LINES": "first\nline-of-hunter2\n"}}}
+			b := &bench{T: t, engine: b.engine, d: b.d, ctx: b.ctx}
+			err := b.d.Ensure(b.ctx, b.spec("hookword", body))
+			if err == nil || !strings.Contains(err.Error(), "exit code 3: "+c.said+" (") {
+				t.Errorf("Ensure returned %q, want the output %q", err, c.said)
+			}
+		})
+	}
+}
+
 // A start whose post_start is interrupted, as by a new order, has not ended: the next one runs the hooks again.
 func TestAnInterruptedPostStartRunsAgain(t *testing.T) {
 	b := newBench(t)

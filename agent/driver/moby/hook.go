@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"time"
 
@@ -16,6 +17,8 @@ import (
 	"github.com/moby/moby/client"
 
 	"github.com/persys/compute/agent/driver"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/stack"
 )
 
 // Hooks are the commands that run in a container after its start and before its stop.
@@ -146,7 +149,7 @@ func (e *Engine) Stop(ctx context.Context, in container.InspectResponse, grace t
 	return nil
 }
 
-// hook runs one command in a container and waits for its end. The error contains the last part of its output.
+// hook runs one command in a container and waits for its end. If the command fails, the error is a HookError.
 func (e *Engine) hook(ctx context.Context, id string, h types.ServiceHook) error {
 	var env []string
 	for k, v := range h.Environment {
@@ -180,18 +183,87 @@ func (e *Engine) hook(ctx context.Context, id string, h types.ServiceHook) error
 		return nil
 	}
 	text := fmt.Sprintf("%q ended with exit code %d", h.Command[0], state.ExitCode)
-	if out := driver.Bound(strings.TrimSpace(string(said))); out != "" {
+	if out := e.shown(ctx, id, h, said); out != "" {
 		text += ": " + out
 	}
-	return errors.New(text)
+	return HookError(text)
+}
+
+// HookError is the error of a hook that ended with another exit code than 0. It contains the end of its output.
+type HookError string
+
+func (e HookError) Error() string { return string(e) }
+
+// shown returns the end of the output of a hook, in which the values of the environments of the hook and of the container
+// are masked. It returns "" if the environment of the container cannot be read.
+func (e *Engine) shown(ctx context.Context, id string, h types.ServiceHook, said tail) string {
+	in, err := e.Inspect(ctx, id)
+	if err != nil || in.Config == nil {
+		return ""
+	}
+	hidden := map[string]string{}
+	for _, assignment := range in.Config.Env {
+		_, hidden["container: "+assignment], _ = strings.Cut(assignment, "=")
+	}
+	for k, v := range h.Environment {
+		if v != nil {
+			hidden["hook: "+k] = *v
+		}
+	}
+	return driver.Bound(strings.TrimSpace(stack.Masked(said.text(), hidden)))
+}
+
+// MaskFiles masks the lines of files in memory (secrets and configs) in the error of a hook.
+func MaskFiles(err error, files []*agentv1.MemoryFile) error {
+	var hook HookError
+	if !errors.As(err, &hook) {
+		return err
+	}
+	hidden := map[string]string{}
+	for i, f := range files {
+		hidden[strconv.Itoa(i)] = string(f.GetData())
+	}
+	return Masked(err, hidden)
+}
+
+// Masked returns an error of the same class in which the values of env are masked.
+func Masked(err error, env map[string]string) error {
+	if err == nil || len(env) == 0 {
+		return err
+	}
+	var typed *driver.Error
+	if !errors.As(err, &typed) {
+		typed = &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
+	}
+	text := typed.Err.Error()
+	hidden := stack.Masked(text, env)
+	if hidden == text {
+		return err
+	}
+	return &driver.Error{Class: typed.Class, Op: typed.Op, Err: errors.New(hidden), Started: typed.Started}
 }
 
 // tail keeps the last bytes that are written to it.
-type tail []byte
+type tail struct {
+	kept []byte
+	cut  bool // the start of the output was dropped
+}
 
 func (t *tail) Write(p []byte) (int, error) {
 	const most = 2048
-	*t = append(*t, p...)
-	*t = (*t)[max(0, len(*t)-most):]
+	t.kept = append(t.kept, p...)
+	if over := len(t.kept) - most; over > 0 {
+		t.kept, t.cut = t.kept[over:], true
+	}
 	return len(p), nil
+}
+
+// text returns the kept bytes. If the start of the output was dropped, it leaves out the rest of the first line, because that
+// may be the end of a value that is to be masked.
+func (t *tail) text() string {
+	if !t.cut {
+		return string(t.kept)
+	}
+	_, whole, _ := strings.Cut(string(t.kept), "\n")
+	return whole
 }

@@ -1,0 +1,22 @@
+package moby
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/persys/compute/agent/driver"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// A hook may write the contents of a secret. Other errors keep their text, because a line of a config may be any word.
+func TestMaskFiles(t *testing.T) {
+	files := []*agentv1.MemoryFile{{Data: []byte("first\nhunter2\n")}, {Data: []byte("other")}}
+	hook := MaskFiles(driver.Errorf(driver.RuntimeError, "start", "post_start[0]: %w", HookError("refused hunter2 of other")), files)
+	if text := hook.Error(); !strings.Contains(text, "post_start[0]: refused … of …") || driver.ClassOf(hook) != driver.RuntimeError {
+		t.Errorf("the error of a hook is %q", text)
+	}
+	if err := errors.New("hunter2"); MaskFiles(err, files) != err {
+		t.Error("an error that is not of a hook was changed")
+	}
+}
