@@ -140,6 +140,12 @@ platform: linux/amd64
 	}
 }
 
+// shown is a driver.Sealer that does not encrypt, so that the test can compare the hooks of two workloads.
+type shown struct{}
+
+func (shown) SealSame(plaintext, _ []byte) string          { return string(plaintext) }
+func (shown) Open(sealed string, _ []byte) ([]byte, error) { return []byte(sealed), nil }
+
 func indented(text, by string) string {
 	if text == "{}" {
 		return ""
@@ -171,9 +177,9 @@ func (m *machine) made(t *testing.T, id, body string) container.InspectResponse 
 		Close() error
 	}
 	if order.Type == agentv1.WorkloadType_WORKLOAD_TYPE_CONTAINER {
-		d, err = docker.New(docker.Options{ClusterID: "words", NodeID: m.node, DaemonConfig: "none", StopGrace: 10 * time.Second})
+		d, err = docker.New(docker.Options{ClusterID: "words", NodeID: m.node, DaemonConfig: "none", StopGrace: 10 * time.Second, Sealer: shown{}})
 	} else {
-		d, err = compose.New(compose.Options{ClusterID: "words", NodeID: m.node, DaemonConfig: "none", StopGrace: 10 * time.Second, Dir: t.TempDir(), Loader: stack.NewLoader(stack.Options{})})
+		d, err = compose.New(compose.Options{ClusterID: "words", NodeID: m.node, DaemonConfig: "none", StopGrace: 10 * time.Second, Sealer: shown{}, Dir: t.TempDir(), Loader: stack.NewLoader(stack.Options{})})
 	}
 	if err != nil {
 		t.Fatal(err)
