@@ -47,7 +47,7 @@ func (t *Tx) setMode(b *commandv1.SetMode) Result {
 		return refuse(Invalid, "mode: %q is none of normal, degraded, recovery", b.GetMode())
 	}
 	if info.ModePinned && !b.GetPinned() && !b.GetUnpin() {
-		return refuse(Conflict, "mode: %s was set by a person and is pinned", info.Mode)
+		return refuse(Conflict, "mode: a user has set and pinned mode %s, so only a user can change it (persysctl mode set)", info.Mode)
 	}
 	if info.Mode == mode && info.ModeReason == b.GetReason() && info.ModePinned == b.GetPinned() {
 		return Result{Kind: AlreadyDone}

@@ -46,8 +46,8 @@ func ConditionFault(condition, id string, w *Workload) string {
 	case !exact && condition == strconv.FormatUint(w.Number(), 10), condition == w.ETag():
 		return ""
 	}
-	return fmt.Sprintf("workload %q is at revision %s, and the change is only for revision %s: it was changed since; keep that change too, and send yours for revision %d; "+
-		"`persysctl history %s` shows the changes", clip(id), revisionText(w), clip(number), w.Number(), clip(id))
+	return fmt.Sprintf("workload %q is at revision %s, but the request is only for revision %s: another request has changed the workload; `persysctl history %s` shows the changes; "+
+		"keep them in your specification, and repeat the request for revision %d", clip(id), revisionText(w), clip(number), clip(id), w.Number())
 }
 
 // revisionText describes the present revision of w for error texts.

@@ -106,7 +106,7 @@ func TestConditions(t *testing.T) {
 		}},
 		{"a group has no revision", func(t *testing.T, w *world) {
 			p := put("g-0", demand(func(d *commandv1.Demand) { d.Group = "g" })).GetPutWorkloads().Workloads[0]
-			refused(t, w.do(ifRevision("1", puts("g", p))), Invalid, "if_revision", "members of a group have revisions of their own")
+			refused(t, w.do(ifRevision("1", puts("g", p))), Invalid, "if_revision", "each member has its own revision number")
 		}},
 		{"placement, failures and restarts keep the etag", func(t *testing.T, w *world) {
 			w.ok(put("web"))

@@ -109,7 +109,7 @@ func (w *Workload) settleDiscard(n *Node) {
 // only copy of its local data; "" if the workload may leave.
 func (t *Tx) keepsData(w *Workload) string {
 	if n := t.nodeOf(w); w.BoundByData(n) {
-		return "workload " + quoted(w.ID) + " may not leave: " + w.onlyCopy(n) + ", and nobody has said to discard it"
+		return "workload " + quoted(w.ID) + " may not leave its node: " + w.onlyCopy(n) + ", and no request has allowed leaving the data behind (--discard-data)"
 	}
 	return ""
 }
@@ -143,7 +143,7 @@ func (t *Tx) discardOn(n *Node, bound []*Workload, code string) {
 func discarded(w *Workload, n *Node, code string) Event {
 	return Event{
 		Type: EventDataDiscarded, Workload: w.ID, Node: n.ID, Reason: code,
-		Message: "by request it may start elsewhere without " + DataText(w.DataOn(n)) + ", which stays behind on node " + n.ID,
+		Message: "a request allows the workload to start on another node without " + DataText(w.DataOn(n)) + ", which stays behind on node " + n.ID,
 	}
 }
 

@@ -149,7 +149,7 @@ func (t *Tx) setDrifts(b *commandv1.SetDrifts) (res Result) {
 			why = "workload " + strconv.Quote(old.ID) + " is not on node " + strconv.Quote(p.GetNode())
 		}
 		if why == "" && old.Retry.Terminal {
-			why = "workload " + strconv.Quote(old.ID) + " was given up: no order is given before a person acts"
+			why = "workload " + strconv.Quote(old.ID) + " was given up, so its node gets no orders until a user acts: persysctl retry " + old.ID
 		}
 		if why != "" {
 			res.skip(why)
@@ -254,26 +254,26 @@ func (t *Tx) driftEvent(kind string, d *Drift) {
 func (d *Drift) sentence() string {
 	switch d.Type {
 	case DriftOrphan:
-		return "node " + d.Node + " has it and is not to; nothing is done by itself: persysctl drift adopt|delete " + d.Node + " " + d.Workload
+		return "node " + d.Node + " has an instance of this workload that was not placed there; the cluster leaves it alone until a user decides: persysctl drift adopt|delete " + d.Node + " " + d.Workload
 	case DriftMissing:
-		return "node " + d.Node + " does not have it"
+		return "node " + d.Node + " does not have the workload that was placed there"
 	case DriftRevision:
-		return "node " + d.Node + " has revision " + d.AgentStatus + ", not " + d.SchedulerStatus
+		return "node " + d.Node + " runs revision " + d.AgentStatus + ", but the cluster expects " + d.SchedulerStatus
 	}
-	return "node " + d.Node + " says " + d.AgentStatus + ", the record " + d.SchedulerStatus
+	return "node " + d.Node + " reports " + d.AgentStatus + ", but the cluster expects " + d.SchedulerStatus
 }
 
 // ended describes a closed drift for users: how it was closed, and how long it was open at time
 // clock.
 func (d *Drift) ended(clock int64) string {
-	out := "node " + d.Node + " and the record agree again"
+	out := "node " + d.Node + " and the cluster have the same state of the workload again"
 	switch d.Type {
 	case DriftOrphan:
-		out = "node " + d.Node + " has no orphan of that name any more"
+		out = "node " + d.Node + " no longer has an orphan of this name"
 	case DriftMissing:
-		out = "node " + d.Node + " has it again, or is to have it no more"
+		out = "node " + d.Node + " has the workload again, or is no longer expected to have it"
 	case DriftRevision:
-		out = "node " + d.Node + " has the revision that it is to have, or is to have it no more"
+		out = "node " + d.Node + " runs the expected revision again, or is no longer expected to have the workload"
 	}
 	if s := (clock - d.DetectedAt) / 1e9; d.DetectedAt > 0 && s > 0 {
 		out += ", after " + strconv.FormatInt(s, 10) + " s"
@@ -384,7 +384,7 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 		named.Adopted = d.Revision
 		t.putWorkload(&w, &named)
 	}
-	t.event(Event{Type: EventWorkloadScheduled, Workload: w.ID, Node: n.ID, Reason: CodeAdopted, Message: "adopted where it was found"})
+	t.event(Event{Type: EventWorkloadScheduled, Workload: w.ID, Node: n.ID, Reason: CodeAdopted, Message: "adopted on the node where it was found"})
 	t.closeDrift(d)
 	return Result{Items: []Item{itemOf(&w)}}
 }
@@ -409,7 +409,7 @@ func (t *Tx) dropOrphan(b *commandv1.DropOrphan) Result {
 		return refuse(Conflict, "workload %q belongs on node %q now: persysctl delete %s", w.ID, n.ID, w.ID)
 	}
 	if _, ok := t.r.residuals.Get(pair(n.ID, d.Workload)); ok {
-		return Result{Kind: AlreadyDone, Reason: "its node is being told to delete it"}
+		return Result{Kind: AlreadyDone, Reason: "the order to delete the orphan on node " + n.ID + " was given already"}
 	}
 	t.putResidual(&Residual{
 		Node: n.ID, Workload: d.Workload, Generation: t.generation(), Engine: n.Engine(),

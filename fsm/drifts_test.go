@@ -48,8 +48,8 @@ func TestSetDrifts(t *testing.T) {
 			is(t, "since", d.DetectedAt, begun)
 			w.ok(setDrifts(nil, drifted("a", "ghost", DriftOrphan)))
 			is(t, "resolved", w.eventOf(EventDriftResolved).Details[3], Label{"resolved", "true"})
-			if m := w.eventOf(EventDriftResolved).Message; !strings.HasPrefix(m, "node a has no orphan of that name any more, after ") || !strings.HasSuffix(m, " s") {
-				t.Errorf("the event about the closed drift is %q, want it to say that node a has no orphan of that name any more", m)
+			if m := w.eventOf(EventDriftResolved).Message; !strings.HasPrefix(m, "node a no longer has an orphan of this name, after ") || !strings.HasSuffix(m, " s") {
+				t.Errorf("the event about the closed drift is %q, want it to say that node a no longer has an orphan of this name", m)
 			}
 			is(t, "open", w.s.DriftCount(), 0)
 			w.ok(setDrifts(nil, drifted("a", "ghost", DriftOrphan)))

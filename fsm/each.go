@@ -18,9 +18,9 @@ func (t *Tx) putEach(b *commandv1.PutWorkloads) Result {
 	puts := b.GetWorkloads()
 	switch {
 	case b.GetGroupOf() != "" || b.GetNamespace() != "" || b.GetUpdate() != nil:
-		return refuse(Invalid, "each: must not be with group_of, namespace or update")
+		return refuse(Invalid, "each: must be false if group_of, namespace or update is set")
 	case len(puts) == 0 || len(puts) > MaxEach:
-		return refuse(Invalid, "workloads: there are %d, must be 1 to %d to be judged each by itself", len(puts), MaxEach)
+		return refuse(Invalid, "workloads: %d are given, must be 1 to %d if each is true", len(puts), MaxEach)
 	}
 	items := make([]Item, len(puts))
 	t.changes = slices.Grow(t.changes, 2*len(puts))

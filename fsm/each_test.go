@@ -67,7 +67,7 @@ func TestEachWorkloadIsJudgedAlone(t *testing.T) {
 			for i := range MaxEach + 1 {
 				many.GetPutWorkloads().Workloads = append(many.GetPutWorkloads().Workloads, onePut(fmt.Sprint("w", i)))
 			}
-			refused(t, w.do(many), Invalid, "there are 65")
+			refused(t, w.do(many), Invalid, "65 are given")
 			c.GetPutWorkloads().GroupOf = "g"
 			refused(t, w.do(c), Invalid, "group_of")
 		}},

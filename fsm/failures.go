@@ -93,17 +93,17 @@ func (t *Tx) noRetry(w *Workload) string {
 	case w.Finished() && !w.Result.Succeeded:
 		return "" // a retry starts a failed job again
 	case w.Completed(), w.Finished():
-		return "it has completed: to run it again: persysctl restart " + w.ID
+		return "the workload has completed: to run it again: persysctl restart " + w.ID
 	case told && w.Desired == DesiredStopped && stopped(w.Actual.State):
-		return "it is stopped: start it instead"
+		return "the workload is stopped: start it instead"
 	case told && w.Desired == DesiredRunning && w.Actual.State == ActualRunning && w.Actual.Health != Unhealthy && n.Up:
-		return "it runs: there is nothing to retry; to restart it: persysctl restart " + w.ID
+		return "the workload runs: there is nothing to retry; to restart it: persysctl restart " + w.ID
 	case told && w.Actual.State == ActualRunning && !n.Up:
 		return "its node " + n.ID + " is down: a retry cannot reach it"
 	case w.Retry.failed() || told && w.Actual.State != ActualPending && w.Actual.State != ActualNone:
 		return ""
 	}
-	return "it is on its way without a failure: there is nothing to retry yet"
+	return "the workload has not failed: there is nothing to retry yet"
 }
 
 // forgiveFailures clears the failures of workloads that, according to the planner, have run for long enough.

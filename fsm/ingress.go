@@ -77,7 +77,7 @@ func (s State) ingressFault(puts []*commandv1.WorkloadPut, olds, leaving []*Work
 		for _, x := range p.GetDemand().GetHostPorts() {
 			if h := hostPortOf(x); old == nil || !slices.Contains(old.Demand.Ports, h) {
 				if other := c.publishes(portText(h.Port, h.Protocol), putPublisher(p, old)); other != "" {
-					return fmt.Sprintf("workload %s: container.ports: %s in mode ingress is on every node the port of %s: publish another port", quoted(p.GetId()), portText(h.Port, h.Protocol), other)
+					return fmt.Sprintf("workload %s: container.ports: %s is taken on every node, because %s publishes it in mode ingress: publish another port", quoted(p.GetId()), portText(h.Port, h.Protocol), other)
 				}
 			}
 		}

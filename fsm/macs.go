@@ -75,7 +75,7 @@ func (c *macCheck) taken(id, mac string) (why string) {
 		if !c.sees(owner.In()) {
 			who = "a workload of another namespace"
 		}
-		why = macText(id, mac) + " is already that of " + who + ": " + macNext
+		why = macText(id, mac) + " is already used by " + who + ": " + macNext
 		return false
 	}
 	prefix := mac + "/"

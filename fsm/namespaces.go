@@ -304,7 +304,7 @@ func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workl
 		}
 		if old != nil && old.In() != name {
 			return &Refusal{Kind: Conflict, Reason: "workload " + p.GetId() + " is in namespace " + quoted(old.In()) + " and cannot be moved to " +
-				quoted(name) + ": ids are unique over the whole cluster, and a namespace is for good; delete it first, or take another id"}
+				quoted(name) + ": the namespace of a workload cannot be changed, and ids are unique in the whole cluster; delete the workload first, or choose another id"}
 		}
 		specs, files := putBytes(v, offered, p)
 		records := int64(0)
@@ -505,8 +505,8 @@ func (t *Tx) putNamespace(b *commandv1.PutNamespace) Result {
 		n.CreatedAt, n.CreateIndex = old.CreatedAt, old.CreateIndex
 		for _, u := range old.Users {
 			if !slices.Contains(n.Users, u) && len(t.state().NamespacesOf(u)) == 1 && !slices.Contains(b.GetRelease(), u) {
-				return refuse(Conflict, "users: %q is named by no other namespace and would act everywhere: say so (persysctl namespace set %s --release %s), "+
-					"name it elsewhere first, or revoke it (persysctl identity revoke)", clip(u), n.Name, clip(u))
+				return refuse(Conflict, "users: no other namespace lists user %q, who could act in all namespaces without this one: to allow that, persysctl namespace set %s --release %s; "+
+					"otherwise add the user to another namespace first, or revoke the user (persysctl identity revoke)", clip(u), n.Name, clip(u))
 			}
 		}
 	}
@@ -554,11 +554,11 @@ func unmoved(b *commandv1.PutNamespace, old *Namespace) Result {
 	case want == have:
 		return Result{}
 	case have == 0:
-		return refuse(StaleGeneration, "namespace %q, version %d, is not there any more", clip(b.GetName()), want)
+		return refuse(StaleGeneration, "namespace %q does not exist any more, but the request is for its version %d: persysctl namespace list", clip(b.GetName()), want)
 	case want == 0:
-		return refuse(StaleGeneration, "namespace %q is there already, made by %s", clip(b.GetName()), old.UpdatedBy)
+		return refuse(StaleGeneration, "namespace %q exists already, last changed by %s", clip(b.GetName()), old.UpdatedBy)
 	default:
-		return refuse(StaleGeneration, "namespace %q has changed from version %d to %d, by %s: look at it again", clip(b.GetName()), want, have, old.UpdatedBy)
+		return refuse(StaleGeneration, "namespace %q is at version %d, changed by %s, but the request is for version %d: persysctl namespace show %s, then repeat the request", clip(b.GetName()), have, old.UpdatedBy, want, clip(b.GetName()))
 	}
 }
 
@@ -617,7 +617,7 @@ func (t *Tx) deleteNamespace(b *commandv1.DeleteNamespace) Result {
 	n, ok := t.r.namespaces.Get(b.GetName())
 	switch {
 	case b.GetName() == DefaultNamespace:
-		return refuse(Conflict, "namespace %q is always there; put it without a quota and users to have it as it was", DefaultNamespace)
+		return refuse(Conflict, "namespace %q cannot be deleted; its quota and its users can be removed with persysctl namespace set", DefaultNamespace)
 	case !ok:
 		return refuse(NotFound, "namespace %q does not exist", clip(b.GetName()))
 	}
@@ -634,7 +634,7 @@ func (t *Tx) deleteNamespace(b *commandv1.DeleteNamespace) Result {
 		return refuse(Conflict, "namespace %q has %d volumes: delete them first: persysctl volume list -n %s", n.Name, have, n.Name)
 	}
 	if len(n.Users) > 0 {
-		return refuse(Conflict, "namespace %q names users: %s: take them out first, or they would act everywhere", n.Name, clipTo(strings.Join(n.Users, ", "), 256))
+		return refuse(Conflict, "namespace %q lists users: %s: remove them from it first, because without it they could act in all namespaces (persysctl namespace set %s --remove-user USER or --release USER)", n.Name, clipTo(strings.Join(n.Users, ", "), 256), n.Name)
 	}
 	if p := t.state().PolicyIn(n.Name); p != nil {
 		t.unbindNamespace(p, n.Name) // a later namespace of this name must not get the policy

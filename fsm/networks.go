@@ -395,7 +395,7 @@ func (t *Tx) deleteNetwork(b *commandv1.DeleteNetwork) Result {
 		return true
 	})
 	if count > 0 {
-		return refuse(Conflict, "network %q is used by %d workloads, such as%s: delete them first, or take it out of their specifications", n.Name, count, users)
+		return refuse(Conflict, "network %q is used by %d workloads, such as%s: delete them first, or remove the network from their specifications", n.Name, count, users)
 	}
 	if group, why := t.awaits(n); b.GetIfNotAwaited() && group != "" {
 		return refuse(Conflict, "network %q is needed by %s of the unfinished update of group %q: try again when it is finished (persysctl rollout status %s)", n.Name, why, group, clip(group))

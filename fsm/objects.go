@@ -420,7 +420,7 @@ func (t *Tx) deleteObject(b *commandv1.DeleteObject) Result {
 		if n := len(users) - 5; n > 0 {
 			users, more = users[:5], " and "+decimal(n)+" more"
 		}
-		return refuse(Conflict, "%s %q is used by %s%s: apply them without it, or delete them, first", o.Kind, o.Name, strings.Join(users, ", "), more)
+		return refuse(Conflict, "%s %q is used by %s%s: first apply these workloads without the %s, or delete them", o.Kind, o.Name, strings.Join(users, ", "), more, o.Kind)
 	}
 	t.r.info.ObjectFloor = max(t.r.info.ObjectFloor, o.Counter)
 	own(t, &t.r.objects, ownObjects).Delete(o.key())

@@ -278,7 +278,7 @@ func (t *Tx) putPolicy(b *commandv1.PutPolicy) Result {
 			have = old.ModifyIndex
 		}
 		if want := b.GetIfVersion(); want != have {
-			return refuse(StaleGeneration, "policy %q is at version %d, not %d: look at it again", p.Name, have, want)
+			return refuse(StaleGeneration, "policy %q is at version %d, but the request is for version %d: persysctl policy show %s, then repeat the request", p.Name, have, want, p.Name)
 		}
 	}
 	own := 0
@@ -319,7 +319,7 @@ func (t *Tx) deletePolicy(b *commandv1.DeletePolicy) Result {
 	p, ok := t.r.policies.Get(b.GetName())
 	switch {
 	case builtin(b.GetName()):
-		return refuse(Conflict, "policy %q is built in and always there", clip(b.GetName()))
+		return refuse(Conflict, "policy %q is built in and cannot be deleted", clip(b.GetName()))
 	case !ok:
 		return refuse(NotFound, "policy %q does not exist: persysctl policy list shows them", clip(b.GetName()))
 	case len(p.Namespaces)+len(p.Nodes) > 0:

@@ -550,7 +550,7 @@ func (t *Tx) retryWorkload(b *commandv1.RetryWorkload) Result {
 	case old.Desired == DesiredStopped && old.Node == "":
 		item := itemOf(old)
 		item.Unchanged = true
-		return Result{Kind: AlreadyDone, Reason: "it is stopped: start it instead", Items: []Item{item}}
+		return Result{Kind: AlreadyDone, Reason: "the workload is stopped: start it instead", Items: []Item{item}}
 	}
 	if why := t.noRetry(old); b.GetIfNeeded() && why != "" {
 		item := itemOf(old)

@@ -144,7 +144,7 @@ func (t *Tx) moveWorkloads(b *commandv1.MoveWorkloads) (res Result) {
 		return refuse(Invalid, "%s", why)
 	}
 	if len(b.GetMoves()) == 0 {
-		return Result{Kind: AlreadyDone, Reason: "no move is worth it"}
+		return Result{Kind: AlreadyDone, Reason: "no move has the required gain"}
 	}
 	var at []moving
 	for _, m := range b.GetMoves() {
@@ -271,31 +271,31 @@ func Immovable(v View, w *Workload, now int64) string {
 	n, placed := v.Node(w.Node)
 	switch {
 	case w.IsTemplate() || w.Demand.Job != nil:
-		return "it is a job or a template"
+		return "the workload is a job or a template"
 	case w.IsMember():
-		return "it is a member of a system workload, which belongs to its node"
+		return "the workload is a member of a system workload and belongs to its node"
 	case w.Demand.Exclusive:
-		return "it is exclusive"
+		return "the workload is exclusive"
 	case !placed || w.Desired != DesiredRunning || w.EndedForGood():
-		return "it does not run"
+		return "the workload does not run"
 	case !n.Schedulable():
-		return "its node is not ready, is draining or is cordoned"
+		return "the workload's node is not ready, is draining or is cordoned"
 	case len(w.DataOn(n)) > 0:
-		return "it has local data"
+		return "the workload has local data on its node"
 	case slices.ContainsFunc(w.Demand.Asks, func(a policy.Ask) bool { return a.Rule == policy.RuleHostPath }):
-		return "it can write to folders of its host"
+		return "the workload can write to folders of its host"
 	case w.Demand.MoveLimit().Attempts == 0:
-		return "its specification forbids moves (reschedule.attempts: 0)"
+		return "the specification forbids moves (reschedule.attempts: 0)"
 	case w.Adopted != "":
-		return "its node was chosen by a legacy v1 scheduler"
+		return "a legacy v1 scheduler chose the node of the workload"
 	case !w.Acknowledged || !w.Available():
-		return "it is being updated, or is not available"
+		return "the workload is being updated or is not available"
 	case w.Retry.FirstFailureAt != 0:
-		return "it has failed and has not run long enough since"
+		return "the workload failed a short time ago and has not run long enough since"
 	case w.Reason.Code != "":
-		return "it waits or is held (see persysctl why)"
+		return "the workload waits or must stay on its node (see persysctl why)"
 	case w.Moved != nil && w.Moved.At+BalanceQuiet > now:
-		return "it was moved to even out the load within the last hour"
+		return "the workload was moved within the last hour to even out the load"
 	}
 	return ""
 }
@@ -307,12 +307,12 @@ func GroupWaits(v View, group string) string {
 		return ""
 	}
 	if r, ok := v.Rollout(group); ok && r.Phase != rollout.Completed {
-		return "its group is being updated"
+		return "the group of the workload is being updated"
 	}
 	why := ""
 	v.Group(group, func(m *Workload) bool {
 		if m.Desired == DesiredDeleted || m.Desired == DesiredRunning && !m.Available() {
-			why = "another member of its group is not available"
+			why = "another member of the workload's group is not available"
 		}
 		return why == ""
 	})

@@ -88,16 +88,16 @@ func TestMovesAreJudgedAgain(t *testing.T) {
 		{name: "the workload changed", then: func(w *world) { w.ok(put("web", content("c1:other"))) }, why: "planned for"},
 		{name: "the workload is on another node", set: func(m *commandv1.WorkloadMove) { m.From, m.FromReserved = "b", m.ToReserved }, why: `is on node "a", not on "b"`},
 		{name: "the workload is on the target node already", set: func(m *commandv1.WorkloadMove) { m.To = "a" }, why: "is on node a already"},
-		{name: "the workload is exclusive", put: []func(*commandv1.WorkloadPut){exclusive}, why: "it is exclusive"},
-		{name: "the workload has local data", put: []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.LocalData = []*commandv1.LocalData{{Name: "volume data"}} })}, why: "it has local data"},
+		{name: "the workload is exclusive", put: []func(*commandv1.WorkloadPut){exclusive}, why: "the workload is exclusive"},
+		{name: "the workload has local data", put: []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.LocalData = []*commandv1.LocalData{{Name: "volume data"}} })}, why: "the workload has local data on its node"},
 		{name: "the workload writes to folders of its host", put: []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) {
 			d.Asks = []*commandv1.Ask{{Rule: string(policy.RuleHostPath), Value: "/data"}}
-		})}, why: "it can write to folders of its host"},
-		{name: "the workload is a job", put: []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.Job = &commandv1.Job{} })}, why: "it is a job"},
+		})}, why: "the workload can write to folders of its host"},
+		{name: "the workload is a job", put: []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.Job = &commandv1.Job{} })}, why: "the workload is a job"},
 		{name: "the workload does not run yet", setup: func(w *world) { w.place("web", "a") }, why: "is not available"},
 		{name: "the workload does not run any more", then: func(w *world) { w.ok(w.says("web", "Failed")) }, why: "is not available"},
-		{name: "the node of the workload is draining", then: func(w *world) { w.ok(drain("a", true)) }, why: "its node is not ready, is draining or is cordoned"},
-		{name: "the node of the workload is lost", then: func(w *world) { w.ok(nodeState("a", false)) }, why: "its node is not ready, is draining or is cordoned"},
+		{name: "the node of the workload is draining", then: func(w *world) { w.ok(drain("a", true)) }, why: "the workload's node is not ready, is draining or is cordoned"},
+		{name: "the node of the workload is lost", then: func(w *world) { w.ok(nodeState("a", false)) }, why: "the workload's node is not ready, is draining or is cordoned"},
 		{name: "the target node is cordoned", then: func(w *world) { w.ok(cordon("b", true)) }, why: `node "b" is not schedulable`},
 		{name: "the target node is lost", then: func(w *world) { w.ok(nodeState("b", false)) }, why: `node "b" is not schedulable`},
 		{name: "the target node is removed", then: func(w *world) { w.ok(removeNode("b", true)) }, why: `node "b" does not exist`},
@@ -127,7 +127,7 @@ func TestMovesAreJudgedAgain(t *testing.T) {
 		{name: "another member of its group is not available", setup: func(w *world) {
 			w.running("web", "a", inGroup("g"))
 			w.place("web2", "a", inGroup("g"))
-		}, why: "another member of its group is not available"},
+		}, why: "another member of the workload's group is not available"},
 		{name: "the workload was moved within the last hour", setup: func(w *world) {
 			w.running("web", "b")
 			w.ok(moves(w.move("web", "b", "a")))
@@ -135,7 +135,7 @@ func TestMovesAreJudgedAgain(t *testing.T) {
 			w.bind("web", "a")
 			w.run("web")
 			w.now += BalanceQuiet - 10*second
-		}, why: "it was moved to even out the load within the last hour"},
+		}, why: "the workload was moved within the last hour to even out the load"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -193,7 +193,7 @@ func TestMovesOfOneCommandSeeEachOther(t *testing.T) {
 		{"no CPU is left", []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.CpuMillicores = 2100 })},
 			[]func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.CpuMillicores = 1900 })}, `earlier moves to node "b" leave too few free resources for workload "two"`},
 		{"the host port is taken", []func(*commandv1.WorkloadPut){portOf2("127.0.0.1")}, []func(*commandv1.WorkloadPut){portOf2("")}, "takes a host port"},
-		{"members of one group", []func(*commandv1.WorkloadPut){inGroup("g")}, []func(*commandv1.WorkloadPut){inGroup("g")}, "another member of its group is not available"},
+		{"members of one group", []func(*commandv1.WorkloadPut){inGroup("g")}, []func(*commandv1.WorkloadPut){inGroup("g")}, "another member of the workload's group is not available"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

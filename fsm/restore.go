@@ -56,7 +56,7 @@ func (s State) Recovered(self string, r RestoreInfo) State {
 		t.dropReplica(p)
 	}
 	t.event(Event{
-		Type: EventClusterRecovered, Message: "quorum was lost: one replica goes on alone",
+		Type: EventClusterRecovered, Message: "the quorum was lost: the cluster was recovered from one replica",
 		Details: []Label{{"incarnation", strconv.FormatUint(info.Incarnation, 10)}, {"lost_replicas", strconv.Itoa(len(lost))}},
 	})
 	return t.Commit()
@@ -432,7 +432,7 @@ func (t *Tx) catchUp(old *Workload, r reporter) bool {
 	w := *old
 	t.takeOver(&w, n, CodeLeftBehind)
 	t.putWorkload(old, &w)
-	t.event(Event{Type: EventWorkloadScheduled, Workload: w.ID, Node: n.ID, Reason: CodeFoundThere, Message: "found there after a restore"})
+	t.event(Event{Type: EventWorkloadScheduled, Workload: w.ID, Node: n.ID, Reason: CodeFoundThere, Message: "found on this node after a restore"})
 	return true
 }
 

@@ -122,7 +122,7 @@ func (t *Tx) putRole(b *commandv1.PutRole) Result {
 			have = old.ModifyIndex
 		}
 		if want := b.GetIfVersion(); want != have {
-			return refuse(StaleGeneration, "role %q is at version %d, not %d: look at it again", r.Name, have, want)
+			return refuse(StaleGeneration, "role %q is at version %d, but the request is for version %d: persysctl role show %s, then repeat the request", r.Name, have, want, r.Name)
 		}
 	}
 	kind := EventRoleCreated
@@ -165,7 +165,7 @@ func (t *Tx) deleteRole(b *commandv1.DeleteRole) Result {
 	r, ok := t.r.roles.Get(b.GetName())
 	switch {
 	case builtinRole(b.GetName()):
-		return refuse(Conflict, "role %q is built in and always there", clip(b.GetName()))
+		return refuse(Conflict, "role %q is built in and cannot be deleted", clip(b.GetName()))
 	case !ok:
 		return refuse(NotFound, "role %q does not exist: persysctl role list shows them", clip(b.GetName()))
 	}
@@ -237,7 +237,7 @@ func (t *Tx) bindingOf(b *commandv1.BindRole) (*Binding, Result) {
 	case !ok && !builtinRole(n.Role):
 		return nil, refuse(NotFound, "role %q does not exist: persysctl role list shows them", clip(n.Role))
 	case ok && r.ModifyIndex != b.GetRoleVersion():
-		return nil, refuse(StaleGeneration, "role %q has changed to version %d, by %s: look at it again", r.Name, r.ModifyIndex, r.UpdatedBy)
+		return nil, refuse(StaleGeneration, "role %q is at version %d, changed by %s, but the request is for version %d: persysctl role show %s, then repeat the request", r.Name, r.ModifyIndex, r.UpdatedBy, b.GetRoleVersion(), r.Name)
 	}
 	return n, Result{}
 }

@@ -72,7 +72,7 @@ func statusOf(w *Workload, n *Node) Status {
 func reasonOf(w *Workload, n *Node, at int64) Reason {
 	switch {
 	case w.Desired == DesiredDeleted:
-		return Reason{Code: CodeDeleting, Message: "waits until every node has let it go", At: at}
+		return Reason{Code: CodeDeleting, Message: "waits until the nodes have removed the workload", At: at}
 	case w.Finished():
 		return reasonOfJob(w.Result)
 	case w.Node == "":

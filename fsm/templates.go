@@ -226,9 +226,9 @@ func (t *Tx) createRuns(b *commandv1.CreateRuns) (res Result) {
 		case old.Template.Next != e.GetIfNext():
 			why = fmt.Sprintf("the next time of cron %q is %d, planned for %d", old.ID, old.Template.Next, e.GetIfNext())
 		case e.GetNext() != 0 && e.GetNext() <= old.Template.Next:
-			why = fmt.Sprintf("the time %d of cron %q does not follow %d", e.GetNext(), old.ID, old.Template.Next)
+			why = fmt.Sprintf("cron %q: the new next time %d is not after the present one, %d", old.ID, e.GetNext(), old.Template.Next)
 		case e.GetRun() != "" && e.GetIfNext() == 0:
-			why = fmt.Sprintf("cron %q has no time yet for which run %q could start", old.ID, clip(e.GetRun()))
+			why = fmt.Sprintf("cron %q has no next time yet, so run %q cannot be created", old.ID, clip(e.GetRun()))
 		case e.GetRun() != "" && !runID(old.ID, e.GetRun()):
 			why = fmt.Sprintf("run %q of %q must have an id that begins with %s-", clip(e.GetRun()), old.ID, old.ID)
 		case e.GetRun() != "":
@@ -403,7 +403,7 @@ func (t *Tx) startRun(b *commandv1.StartRun) Result {
 		return Result{Kind: AlreadyDone, Items: []Item{item}}
 	}
 	if _, ok := t.r.tombstones.Get(b.GetRun()); ok {
-		return Result{Kind: AlreadyDone, Reason: "the run of this key has been deleted", Items: []Item{{ID: strings.Clone(b.GetRun()), Unchanged: true}}}
+		return Result{Kind: AlreadyDone, Reason: "the run with this key was deleted", Items: []Item{{ID: strings.Clone(b.GetRun()), Unchanged: true}}}
 	}
 	switch {
 	case of.Desired == DesiredDeleted:

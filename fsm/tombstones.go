@@ -81,7 +81,7 @@ func (t *Tx) deletedReturned(r *commandv1.WorkloadReport) bool {
 	})
 	t.event(Event{
 		Type: EventDriftDetected, Workload: g.Workload, Node: n.ID, Reason: CodeLeftBehind,
-		Message: "was deleted, and is still there: the node is told to remove it",
+		Message: "the workload was deleted, but the node still has it and is ordered to remove it",
 	})
 	return true
 }

@@ -228,7 +228,7 @@ func (t *Tx) dropAuthority(b *commandv1.DropAuthority) Result {
 		return refuse(NotFound, "authority %q does not exist", clip(b.GetId()))
 	}
 	if now, ok := t.state().Issuer(t.r.info.Clock); ok && now.ID == a.ID {
-		return refuse(Conflict, "authority %s issues the certificates now: put another one in its place first", a.ID)
+		return refuse(Conflict, "authority %s issues certificates now: install another CA first (persysctl ca install)", a.ID)
 	}
 	own(t, &t.r.authorities, ownAuthorities).Delete(a.ID)
 	t.trustChanged(a.ID, nil)
@@ -508,7 +508,7 @@ const maxAuditNamespace = 128
 
 func (t *Tx) audit(b *commandv1.Audit) Result {
 	if !slices.Contains(auditTypes[:], b.GetType()) {
-		return refuse(Invalid, "type: %q is not one that is reported", clip(b.GetType()))
+		return refuse(Invalid, "type: %q must be one of %s", clip(b.GetType()), strings.Join(auditTypes[:], ", "))
 	}
 	if n := len(b.GetWorkload()) + len(b.GetNode()); n > 256 {
 		return refuse(Invalid, "workload and node: %d bytes, limit 256", n)

@@ -125,7 +125,7 @@ func TestCertificateAuthorities(t *testing.T) {
 		}},
 		{"the issuing authority cannot be dropped", func(t *testing.T, w *world) {
 			w.ok(authority("1", w.now, w.now+10*day))
-			refused(t, w.do(dropAuthority("1")), Conflict, "another one in its place")
+			refused(t, w.do(dropAuthority("1")), Conflict, "install another CA first")
 			w.ok(authority("2", w.now, w.now+10*day))
 			w.ok(dropAuthority("1"))
 			refused(t, w.do(dropAuthority("1")), NotFound, "does not exist")

@@ -102,7 +102,7 @@ func (v *Volume) text() string {
 
 // InUse is the text of the refusal to delete a volume that workloads use.
 func (v *Volume) InUse(users []string) string {
-	return v.text() + " is used by " + DataText(users) + ": apply them without it, or delete them, first"
+	return v.text() + " is used by " + DataText(users) + ": first apply these workloads without the volume, or delete them"
 }
 
 // deleteVolume deletes the record of a volume, and refuses if a workload uses the volume.
@@ -300,7 +300,7 @@ func (t *Tx) reportVolumes(b *commandv1.ReportVolumes) Result {
 		case c.old == nil:
 			t.event(c.next.event(EventVolumeCreated, "", "reported by its node"))
 		case c.next == nil:
-			t.event(c.old.event(EventVolumeDeleted, "", "its node does not have it any more"))
+			t.event(c.old.event(EventVolumeDeleted, "", "its node no longer has the volume"))
 		}
 	}
 	return Result{}

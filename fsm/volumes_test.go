@@ -265,7 +265,7 @@ func TestVolumes(t *testing.T) {
 			is(t, "volumes", w.volumes(), "default/data/local/a held of db, default/old/local/a held unused")
 			w.ok(reportVolumes("a", true))
 			is(t, "volumes", w.volumes(), "default/data/local/a held of db")
-			is(t, "event", w.eventOf(EventVolumeDeleted).Message, "local volume old: its node does not have it any more")
+			is(t, "event", w.eventOf(EventVolumeDeleted).Message, "local volume old: its node no longer has the volume")
 		}},
 		{"a node cannot fill a namespace that has no workload on the node", func(t *testing.T, w *world) {
 			w.ok(putNamespace("shop", func(n *commandv1.PutNamespace) { n.Quota = &commandv1.Quota{Volumes: 10} }))

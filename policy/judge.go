@@ -352,7 +352,7 @@ func (j *judge) hostPath(a Ask) {
 		readOnly = true
 	}
 	if readOnly {
-		j.add(RuleHostPath, a.Field, a.Value, "it may be mounted read-only")
+		j.add(RuleHostPath, a.Field, a.Value, "only a read-only mount is allowed")
 		return
 	}
 	paths := make([]string, len(j.p.HostPaths))

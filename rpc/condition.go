@@ -24,7 +24,7 @@ func checkCondition(condition string) error {
 }
 
 func errGroupCondition(condition string) error {
-	return errorf(KindInvalid, "if_revision: %.64q: the members of a group have revisions of their own; name one member, or leave the condition out and look at `persysctl plan`", condition)
+	return errorf(KindInvalid, "if_revision: %.64q must be empty for a group, because each member has its own revision number; name one member, or leave if_revision out and check the changes with `persysctl plan`", condition)
 }
 
 // conditional adds the condition if_revision of a request to the command that stores the workload.

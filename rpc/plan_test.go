@@ -208,8 +208,8 @@ func TestPlanRefusesNamesAsApplyDoes(t *testing.T) {
 		{"a workload with the DNS name of another", web("Shop"), web(bounds.DNSLabel("Shop")), "", `would have the DNS name of workload "Shop"`},
 		{"a group with the DNS name of a workload", web("shop"), grouped("other", "shop"), "", `group "shop" would have the DNS name of workload "shop"`},
 		{"a workload with the DNS name of a group", grouped("other", "shop"), web("shop"), "", `would have the DNS name of group "shop"`},
-		{"a configured Ethernet address of another machine", guest("one", "52:54:00:00:00:01"), guest("two", "52:54:00:00:00:01"), "", `is already that of workload "one"`},
-		{"a configured Ethernet address that another machine derives from its id", guest("one", ""), guest("two", engine.GuestMAC("c1", "one", 0)), "", `is already that of workload "one"`},
+		{"a configured Ethernet address of another machine", guest("one", "52:54:00:00:00:01"), guest("two", "52:54:00:00:00:01"), "", `is already used by workload "one"`},
+		{"a configured Ethernet address that another machine derives from its id", guest("one", ""), guest("two", engine.GuestMAC("c1", "one", 0)), "", `is already used by workload "one"`},
 		{"the line of the network cards", guest("one", "52:54:00:00:00:01"), guest("two", "52:54:00:00:00:01"),
 			"id: two\nvm:\n  cpus: 1\n  memory: 64Mi\n  networks:\n    - {network: lan, mac: 52:54:00:00:00:01}\n", `6:5: vm.networks: mac_address 52:54:00:00:00:01`},
 	} {

@@ -133,7 +133,7 @@ func TestAPutWithoutTrustUndoesNoConfinement(t *testing.T) {
 				version = &n.ModifyIndex
 			}
 			err := second(ada.PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: "a", Users: []string{"ada"}, Release: []string{"eve"}, IfVersion: version}))
-			says(t, err, codes.Aborted, "has changed")
+			says(t, err, codes.Aborted, "but the request is for version")
 			g.replicas[0].set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })
 			n, _ = g.now().Namespace("a")
 			is(t, "users", strings.Join(n.Users, " "), "ada eve")

@@ -327,16 +327,16 @@ func (b *balancing) stays(w *fsm.Workload, s int32) string {
 		return why
 	}
 	if code, _, _ := p.mustLeave(w, p.c.nodes.recs[s]); code != "" {
-		return "it leaves its node for another reason"
+		return "the workload leaves its node for another reason"
 	}
 	if why := boundToHost(w.Demand); why != "" {
 		return why
 	}
 	if b.unsettled[s] {
-		return "its node still stops other workloads, or is about to get some"
+		return "the workload's node still stops other workloads, or is about to get some"
 	}
 	if b.limits.MinAge > 0 && w.AssignedAt+b.limits.MinAge > p.Now {
-		return "it was placed only a short time ago"
+		return "the workload was placed a short time ago"
 	}
 	g := w.Demand.Group
 	why, ok := b.groups[g]

@@ -149,7 +149,7 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 	case d.GetGroup() != "" && !ValidID(d.GetGroup()):
 		return fmt.Sprintf("demand.group: %q does not match %s", d.GetGroup(), IDRule)
 	case group != "" && p.GetIfRevision() != "":
-		return fmt.Sprintf("if_revision: %.64q, the members of a group have revisions of their own", p.GetIfRevision())
+		return fmt.Sprintf("if_revision: %.64q must be empty for the members of a group, because each member has its own revision number", p.GetIfRevision())
 	case group == "" && d.GetSurge():
 		return "demand.surge: is only for the update of a group"
 	case group != "" && d.GetGroup() != group:
@@ -219,7 +219,7 @@ func PutFault(p *commandv1.WorkloadPut, group string) string {
 		return fault
 	}
 	if d.GetJob() != nil && len(d.GetLocalData()) > 0 {
-		return "demand.local_data: a job has none, because it leaves its node when it ends"
+		return "demand.local_data: must be empty for a job, because a job leaves its node when it ends"
 	}
 	if fault := jobFault(d.GetJob()); fault != "" {
 		return fault
@@ -465,7 +465,7 @@ func PortNamesFault(puts []*commandv1.WorkloadPut) string {
 		for i, p := range names {
 			if !ValidServiceName(p.GetName()) || p.GetContainerPort() < 1 || p.GetContainerPort() > 65535 || p.GetHostPort() > 65535 ||
 				p.GetProtocol() != "tcp" && p.GetProtocol() != "udp" {
-				return fmt.Sprintf("workload %s: demand.port_names[%d]: %.64q %d/%.64q is no service name (%s) of a port", put.GetId(), i,
+				return fmt.Sprintf("workload %s: demand.port_names[%d]: name %.64q, container port %d, protocol %.64q: the name must be %s; the ports at most 65535; the protocol tcp or udp", put.GetId(), i,
 					p.GetName(), p.GetContainerPort(), p.GetProtocol(), ServiceNameRule)
 			}
 		}

@@ -500,7 +500,7 @@ func (f *fake) ListNamespaces(_ context.Context, req *clusterv1.ListNamespacesRe
 
 func (f *fake) PutNamespace(_ context.Context, req *clusterv1.PutNamespaceRequest) (*clusterv1.NamespaceResponse, error) {
 	if req.GetName() == "shop" && !slices.Contains(req.GetUsers(), "bob") && !slices.Contains(req.GetRelease(), "bob") {
-		return nil, status.Error(codes.FailedPrecondition, `users: "bob" is named by no other namespace and would act everywhere`)
+		return nil, status.Error(codes.FailedPrecondition, `users: no other namespace lists user "bob", who could act in all namespaces without this one: to allow that, persysctl namespace set shop --release bob; otherwise add the user to another namespace first, or revoke the user (persysctl identity revoke)`)
 	}
 	return &clusterv1.NamespaceResponse{Namespace: &clusterv1.Namespace{Name: req.GetName(), OverQuota: req.GetName() == "shop"}, Index: 8}, nil
 }
@@ -538,14 +538,14 @@ func (f *fake) BindPolicy(context.Context, *clusterv1.BindPolicyRequest) (*clust
 
 func (f *fake) DeletePolicy(_ context.Context, req *clusterv1.DeletePolicyRequest) (*clusterv1.PolicyResponse, error) {
 	if req.GetName() == "baseline" {
-		return nil, status.Error(codes.FailedPrecondition, `policy "baseline" is built in and always there`)
+		return nil, status.Error(codes.FailedPrecondition, `policy "baseline" is built in and cannot be deleted`)
 	}
 	return &clusterv1.PolicyResponse{Index: 10}, nil
 }
 
 func (f *fake) DeleteVolume(_ context.Context, req *clusterv1.DeleteVolumeRequest) (*clusterv1.DeleteVolumeResponse, error) {
 	if req.GetId() == "local:data" {
-		return nil, status.Error(codes.FailedPrecondition, `local volume "data" of node node-a is used by web-0, web-1: apply them without it, or delete them, first`)
+		return nil, status.Error(codes.FailedPrecondition, `local volume "data" of node node-a is used by web-0, web-1: first apply these workloads without the volume, or delete them`)
 	}
 	return &clusterv1.DeleteVolumeResponse{Index: 12}, nil
 }

@@ -14,7 +14,7 @@ import (
 func (f *fake) PreviewRebalance(_ context.Context, req *clusterv1.PreviewRebalanceRequest) (*clusterv1.PreviewRebalanceResponse, error) {
 	out := &clusterv1.PreviewRebalanceResponse{
 		Before: &clusterv1.Imbalance{DeviationPercent: 22.1, LowestPercent: 0, HighestPercent: 46.9}, Movable: 12, Index: 42,
-		Immovable: []*clusterv1.ImmovableWorkloads{{Reason: "it has local data", Workloads: 3}, {Reason: "it is exclusive", Workloads: 1}},
+		Immovable: []*clusterv1.ImmovableWorkloads{{Reason: "the workload has local data on its node", Workloads: 3}, {Reason: "the workload is exclusive", Workloads: 1}},
 	}
 	if out.After = out.Before; req.GetMinGainPercent() > 50 {
 		out.Standing = "waits while node node-b is draining"

@@ -83,7 +83,7 @@ func (f *fake) CreateNetwork(_ context.Context, req *clusterv1.CreateNetworkRequ
 
 func (f *fake) DeleteNetwork(_ context.Context, req *clusterv1.DeleteNetworkRequest) (*clusterv1.DeleteNetworkResponse, error) {
 	if req.GetName() == "back" {
-		return nil, status.Error(codes.FailedPrecondition, `network "back" is used by 3 workloads, such as api web: delete them first, or take it out of their specifications`)
+		return nil, status.Error(codes.FailedPrecondition, `network "back" is used by 3 workloads, such as api web: delete them first, or remove the network from their specifications`)
 	}
 	return &clusterv1.DeleteNetworkResponse{Index: 9}, nil
 }

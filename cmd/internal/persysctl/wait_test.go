@@ -86,7 +86,7 @@ func TestWaitEndsAtItsGoal(t *testing.T) {
 			{changes: []*clusterv1.WorkloadChange{told(46, view("web", "Running", "node-a", "")), synced(46)}},
 		}, exitOK},
 		{"wait-delete", "", []string{"delete", "web", "old", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
-			told(44, view("web-0", "Deleting", "node-a", "Deleting: waits until every node has let it go")), synced(44), gone(45, "web-0"),
+			told(44, view("web-0", "Deleting", "node-a", "Deleting: waits until the nodes have removed the workload")), synced(44), gone(45, "web-0"),
 		}}}, exitOK},
 		{"wait-stop", "", []string{"stop", "web-0", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
 			told(44, view("web-0", "Updating", "node-a", "")), synced(44), told(45, view("web-0", "Stopped", "node-a", "UserStop: stopped by request")),
