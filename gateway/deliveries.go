@@ -1,12 +1,12 @@
 package gateway
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -47,8 +47,12 @@ type deliveryLine struct {
 	key deliveryKey
 }
 
-// load returns the lines that have not expired, oldest first, at most deliveryKeys, and rewrites the file with them. Lines
-// that cannot be read are left out: a crash can leave the last line incomplete.
+// maxDeliveryFile is the size in bytes up to which the file is read; it is larger than the file can become.
+const maxDeliveryFile = 16 << 20
+
+// load returns the lines that have not expired, oldest first, at most deliveryKeys, and rewrites the file with them, also
+// if there was none, so that a folder without write permission is noticed at the start. Lines that cannot be read are left
+// out: a crash can leave the last line incomplete. A time in the future counts as now, because the clock was set back.
 func (f *deliveryFile) load(now time.Time) ([]deliveryLine, error) {
 	if f.path == "" {
 		return nil, nil
@@ -59,28 +63,23 @@ func (f *deliveryFile) load(now time.Time) ([]deliveryLine, error) {
 }
 
 func (f *deliveryFile) rewrite(now time.Time) ([]deliveryLine, error) {
-	file, err := os.Open(f.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	text, err := f.read()
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close()
 	var kept []deliveryLine
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		at, sum, _ := strings.Cut(lines.Text(), " ")
+	for line := range strings.Lines(text) {
+		at, sum, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
 		seconds, err := strconv.ParseInt(at, 10, 64)
 		raw, bad := hex.DecodeString(sum)
 		l := deliveryLine{at: time.Unix(seconds, 0)}
 		if err != nil || bad != nil || copy(l.key[:], raw) != len(l.key) || now.Sub(l.at) > f.ttl {
 			continue
 		}
+		if l.at.After(now) {
+			l.at = now
+		}
 		kept = append(kept, l)
-	}
-	if err := lines.Err(); err != nil {
-		return nil, err
 	}
 	slices.SortStableFunc(kept, func(a, b deliveryLine) int { return a.at.Compare(b.at) })
 	kept = kept[max(0, len(kept)-deliveryKeys):]
@@ -90,6 +89,20 @@ func (f *deliveryFile) rewrite(now time.Time) ([]deliveryLine, error) {
 	}
 	f.lines = 0
 	return kept, pki.WriteFile(f.path, out.Bytes(), 0o600)
+}
+
+// read returns the content of the file; "" if there is no file.
+func (f *deliveryFile) read() (string, error) {
+	file, err := os.Open(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, maxDeliveryFile))
+	return string(text), err
 }
 
 func (l deliveryLine) String() string { return fmt.Sprintf("%d %x\n", l.at.Unix(), l.key) }
@@ -116,6 +129,9 @@ func (f *deliveryFile) add(keys []deliveryKey, at, now time.Time) error {
 	}
 	_, err = file.Write(out.Bytes())
 	f.lines += len(keys)
+	if err != nil {
+		f.lines = rewriteAfter // the last line may be incomplete: rewrite the file before the next line
+	}
 	return errors.Join(err, file.Sync(), file.Close())
 }
 

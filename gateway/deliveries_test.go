@@ -113,3 +113,18 @@ func TestTheFileOfDeliveriesIsBounded(t *testing.T) {
 		t.Errorf("with a folder in place of the file, a delivery was answered %d and the log says %q, want 200 and a warning", w.Code, log.String())
 	}
 }
+
+// TestADamagedFileOfDeliveries: a very long line hides no other line, and a time in the future counts as now.
+func TestADamagedFileOfDeliveries(t *testing.T) {
+	f := &deliveryFile{path: filepath.Join(t.TempDir(), "deliveries"), ttl: time.Hour}
+	now := time.Unix(1_800_000_000, 0)
+	key := delivery{id: "a"}.keys()[0]
+	text := strings.Repeat("x", 100_000) + "\n" + deliveryLine{now.Add(48 * time.Hour), key}.String()
+	if err := os.WriteFile(f.path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := f.load(now)
+	if err != nil || len(got) != 1 || got[0].key != key || !got[0].at.Equal(now) {
+		t.Errorf("the damaged file gives %v (%v), want the one readable line with the time of now", got, err)
+	}
+}

@@ -6,7 +6,8 @@
 //   - webhooks of repositories
 //   - the web console (package console), and the login of its users at an OIDC issuer
 //
-// A gateway stores nothing: it makes one gRPC call to a scheduler replica for each request.
+// A gateway makes one gRPC call to a scheduler replica for each request. It stores only the hashes of forwarded webhook
+// deliveries, so that a repeated delivery is refused also after a restart.
 //
 // A request is processed in these steps: the service header, the limits, the caller's identity (bearer token,
 // session cookie, client certificate, or the anonymous admin under -insecure), the cluster, the handler. The gateway
