@@ -160,6 +160,31 @@ func TestAJobThatSucceededIsNotEvicted(t *testing.T) {
 	}
 }
 
+// TestARetryAsksForANewRun: the exit of a job was counted as a failure. The node must run the job again, also if a user changes
+// the priority before the retry. Before the exit is counted, a new priority asks for the same run.
+func TestARetryAsksForANewRun(t *testing.T) {
+	priority := demand(func(d *commandv1.Demand) { d.Priority = 7 })
+	for _, c := range []struct {
+		name string
+		same bool
+		next func(w *world)
+	}{
+		{"a retry", false, func(w *world) { w.ok(w.retry("pack", 1, 0, false)) }},
+		{"a new priority", true, func(w *world) { w.ok(put("pack", job(), priority)) }},
+		{"a new priority during the back-off", false, func(w *world) {
+			w.ok(w.retry("pack", 1, 1<<60, false))
+			w.ok(put("pack", job(), priority))
+		}},
+	} {
+		w := formed(t)
+		w.ok(register("a"))
+		w.running("pack", "a", job())
+		w.ok(w.ended("pack", 1))
+		c.next(w)
+		is(t, c.name+" asks for the same run", !w.workload("pack").SameSince.IsZero(), c.same)
+	}
+}
+
 // TestADrainKeepsAJobWhoseOrderIsRenewed: a job runs on node a, which is draining. Its order changes, and the node has
 // not accepted the present order.
 func TestADrainKeepsAJobWhoseOrderIsRenewed(t *testing.T) {

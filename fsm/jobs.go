@@ -86,6 +86,11 @@ func (w *Workload) engineSilent() bool {
 	return w.Actual.State == ActualUnknown || w.Actual.State == ActualPending && w.Actual.Code == "RUNTIME_UNHEALTHY"
 }
 
+// reportsEnd reports whether w is a job whose node has reported that the run of the present order ended.
+func (w *Workload) reportsEnd() bool {
+	return w.Demand.Job != nil && w.ReportsPresent() && (w.Actual.State == ActualStopped || w.Actual.State == ActualFailed)
+}
+
 // reportsSuccess reports whether w is a job whose node has reported that the run of the present order ended with success. The
 // planner finishes this job in its next step.
 func (w *Workload) reportsSuccess() bool {

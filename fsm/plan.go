@@ -281,6 +281,9 @@ func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 			// Give the order a new generation but no new revision, so that the agent does not restart a workload that
 			// runs after all. Only RetryWorkload forces a restart.
 			t.repeatOrder(&w)
+			if old.reportsEnd() {
+				w.SameSince = Generation{} // the exit of the former run is counted: the node must run the job again
+			}
 			if w.Demand.Job != nil && old.Actual.State == ActualStopped {
 				w.SameSince = Generation{}
 				w.Restarts++ // this job exited with code 0, which its success codes exclude; without a restart the agent would not run it again

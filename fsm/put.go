@@ -273,7 +273,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under approval) Ite
 		// The content is the same; for example, only the priority changed. A finished job does not run again, and a
 		// running job keeps its instance, its deadline and its number of attempts.
 		w.JobSince, w.Retry.Attempts = old.JobSince, old.Retry.Attempts
-		if w.Node != "" {
+		if w.Node != "" && !(old.reportsEnd() && (old.Retry.NextAt != 0 || old.Retry.Terminal)) { // otherwise the exit is counted already
 			w.SameSince = old.sameSince()
 		}
 		if keepsResult(p, old) {

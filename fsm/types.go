@@ -398,7 +398,7 @@ type Workload struct {
 	// SameSince is the generation of the order that started the present instance, if all later orders
 	// asked for the same instance: they changed only versions of secrets and configs that the instance
 	// gets by a signal, or, for a job, nothing that its node sees. It is zero if the present order asks
-	// for a new instance.
+	// for a new instance. For jobs it is part of the order: see same_since in the agent API.
 	SameSince Generation
 	// MayOutliveLease is set while the node may leave the workload running when its lease ends, because the
 	// node has not yet accepted an order with on_lost_lease: stop.

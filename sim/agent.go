@@ -437,8 +437,8 @@ func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorklo
 		return nil, errRefused
 	default:
 		m.obeyed(by, id, sent, true)
-		if m.disk.ordered[id].generation != sent {
-			m.disk.ordered[id] = ordered{sent, w.now}
+		if run := answer.Intent.Run; m.disk.ordered[id].run != run {
+			m.disk.ordered[id] = ordered{run, w.now}
 		}
 		m.disk.acknowledged[id] = sent
 		w.tracef(id, m.id, "agent: apply %s %s, skipped %t", sent, answer.Intent.DesiredState, answer.Skipped)

@@ -27,9 +27,9 @@ func (o *owed) lives(m *machine) bool {
 	return m.disk == o.disk && m.made == o.made && (!o.leased || m.power.life == o.boot)
 }
 
-// owes notes that the record of a job must show the exit of instance i, which has ended by itself, if i ran for the present
-// order of the job: the order was accepted before i started, and no newer one has been committed. An instance that may have
-// been stopped because its lease ended is left out.
+// owes notes that the record of a job must show the exit of instance i, which has ended by itself, if i ran for the run
+// that the present order of the job asks for: an order for this run was accepted before i started, and no order for another run
+// has been committed. An instance that may have been stopped because its lease ended is left out.
 func (w *world) owes(m *machine, i *instance) {
 	if !isJob(i.flavour) {
 		return
@@ -41,7 +41,7 @@ func (w *world) owes(m *machine, i *instance) {
 	n, ok := w.truth.Node(m.id)
 	in, at := m.disk.intents[i.id], m.disk.ordered[i.id]
 	lapsed := in != nil && in.Leased() && !(m.holds() && m.session.heldSince != 0 && m.session.heldSince <= i.started)
-	if !ok || n.Facts.InstanceID != m.disk.instance || in == nil || lapsed || in.Generation != x.Generation || at.generation != x.Generation || i.started < at.at || in.Restart || in.Recreate {
+	if !ok || n.Facts.InstanceID != m.disk.instance || in == nil || lapsed || !asksForRun(x, in.Generation) || at.run != in.Run || i.started < at.at || in.Restart || in.Recreate {
 		return
 	}
 	w.oracle.owed[i.id] = &owed{
@@ -50,14 +50,21 @@ func (w *world) owes(m *machine, i *instance) {
 	}
 }
 
-// ordered is an order that an agent has accepted, and the virtual time at which it did so first.
+// asksForRun reports whether the present order of job x asks for the same run as its order of generation g.
+func asksForRun(x *fsm.Workload, g fsm.Generation) bool {
+	return g == x.Generation || !x.SameSince.IsZero() && !g.Less(x.SameSince)
+}
+
+// ordered is the run for which an agent has accepted an order (core.Intent.Run), and the virtual time at which it accepted the
+// first order for this run.
 type ordered struct {
-	generation driver.Generation
-	at         int64
+	run driver.Generation
+	at  int64
 }
 
 // exitKept checks the promises of the exits of jobs after the record of a job was changed. A record need not show the exit of
-// an instance any more if the job has left the node, was ended by its deadline, or was changed by a user.
+// an instance any more if the job has left the node, was ended by its deadline, or was changed by a user so
+// that its node has to run it again.
 func (w *world) exitKept(c fsm.Command, old, x *fsm.Workload) {
 	o := w.oracle.owed[x.ID]
 	if o == nil {
@@ -65,7 +72,7 @@ func (w *world) exitKept(c fsm.Command, old, x *fsm.Workload) {
 	}
 	switch {
 	case !o.lives(w.machine(o.node)), x.CreateIndex != o.create, x.Node != o.node && !x.Finished(), x.Desired != fsm.DesiredRunning,
-		old.Content != x.Content, len(c.GetHead().GetRequest()) > 0 && x.Generation != old.Generation:
+		old.Content != x.Content, len(c.GetHead().GetRequest()) > 0 && !asksForRun(x, old.Generation):
 		delete(w.oracle.owed, x.ID)
 	case x.Finished() && x.Result.Succeeded != o.good && x.Result.Code != fsm.CodeDeadlineExceeded:
 		w.violate("exit", x.ID, o.node, "%s records success %t (%s), but the instance of generation %s ended with exit code %d", fsm.ArmName(c), x.Result.Succeeded, x.Result.Code, o.order, o.code)

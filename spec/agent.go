@@ -52,6 +52,9 @@ func ToAgent(w *fsm.Workload, plain *controlv1.WorkloadSpec) *agentv1.ApplyWorkl
 	out.Spec.HealthCheck = agentHealthCheck(plain.GetHealthCheck())
 	out.Spec.Namespace = w.In()
 	out.Spec.Job = IsJob(plain)
+	if out.Spec.Job && !w.SameSince.IsZero() {
+		out.SameSince = wire.Agent(w.SameSince)
+	}
 	if w.Desired == fsm.DesiredStopped {
 		out.DesiredState = agentv1.DesiredState_DESIRED_STATE_STOPPED
 	}

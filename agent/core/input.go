@@ -200,9 +200,12 @@ type Order struct {
 	Content    string // hash by which the scheduler identifies the specification
 	SpecHash   string // hash by which the agent identifies the specification
 	Generation workload.Generation
-	Running    bool
-	Labels     map[string]string
-	Exclusive  bool
+	// SameSince is the generation since which all orders for a job have asked for the same run; zero if this order asks for
+	// a new run.
+	SameSince workload.Generation
+	Running   bool
+	Labels    map[string]string
+	Exclusive bool
 	// Adopts: the workload was imported from a legacy v1 cluster, and its specification has not changed
 	// since. So the agent does not replace an instance that the legacy v1 agent made for it.
 	Adopts bool

@@ -22,6 +22,10 @@ type Intent struct {
 	UpdatedAt    time.Time     `json:"updated_at"`
 
 	Generation workload.Generation `json:"generation,omitzero"`
+	// Run is the generation of the order that asked for the present run, and RunSince the time at which the agent accepted
+	// that order. Later orders may renew it (Order.SameSince). They are zero in records of earlier versions.
+	Run      workload.Generation `json:"run,omitzero"`
+	RunSince time.Time           `json:"run_since,omitzero"`
 	// Content is the hash with which the scheduler identifies the specification. It is empty for
 	// schedulers that send none.
 	Content string `json:"content,omitempty"`
@@ -128,21 +132,35 @@ func (t Traits) neverAgain() bool {
 	return t.RestartPolicy == "no" && !t.Job || t.RestartPolicy == "on-failure" && t.MaxRestarts > 0
 }
 
-// ranFor reports whether the instance o has ended and was created, or started again, for this order, which the agent accepted
-// at the time ordered (zero if that is not known). The order is then already carried out, and must not start the instance
-// again. Orders of legacy v1 schedulers have no generation. The services of a stack start one after another, so the start
+// run returns the generation of the order that asked for the present run.
+func (in *Intent) run() workload.Generation { return cmp.Or(in.Run, in.Generation) }
+
+// sameRun reports whether the intent in, which replaces old, asks for the same run: it repeats the order of old, or renews it
+// with another generation (the parameter since is Order.SameSince). Orders without a generation always ask for a new run.
+func (in *Intent) sameRun(old *Intent, since workload.Generation) bool {
+	none := workload.Generation{}
+	repeats := in.Generation == old.Generation || since != none && !old.Generation.Less(since)
+	return repeats && in.Generation != none && in.Running() && in.sameButFiles(old)
+}
+
+// ranFor reports whether the instance o has ended and was created, or started again, for the run that this order asks for.
+// The agent accepted the first order for that run at the time ordered (zero if that is not known). The order is then already
+// carried out, and must not start the instance again. Orders of legacy v1 schedulers have no generation. The services of a stack start one after another, so the start
 // time of a stack does not tell whether all of them were started.
 func (in *Intent) ranFor(o *workload.Observed, ordered time.Time) bool {
 	if o == nil || o.FinishedAt.IsZero() || in.Generation == (workload.Generation{}) || !in.keepsEnded(o) {
 		return false
 	}
 	again := !ordered.IsZero() && o.StartedAt.After(ordered) && in.fits(in.observed(o)) && in.Type != workload.Compose && !in.Restart && !in.Recreate
-	return again || o.Generation == in.Generation
+	return again || !o.Generation.Less(in.run()) && !in.Generation.Less(o.Generation)
 }
 
-// ordered returns when the agent accepted the order, and the zero time if the history does not contain it.
+// ordered returns when the agent accepted the first order for the present run, and the zero time if that is not known.
 func (w *Workload) ordered() time.Time {
-	if w.Task == nil {
+	switch {
+	case w.Intent != nil && !w.Intent.RunSince.IsZero():
+		return w.Intent.RunSince
+	case w.Task == nil:
 		return time.Time{}
 	}
 	return w.Task.CreatedAt
@@ -235,6 +253,7 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 		Generation: o.Generation, Content: o.Content, SpecHash: o.SpecHash, Labels: maps.Clone(o.Labels),
 		Exclusive: o.Exclusive, OnLostLease: o.OnLostLease, OnUnhealthy: o.OnUnhealthy, Policies: o.Policies, Confined: o.Confined, Traits: o.Traits, Body: o.Body,
 	}
+	next.Run, next.RunSince = o.Generation, now
 	next.EngineContent = cmp.Or(next.Content, next.SpecHash)
 	if next.Exclusive && o.Kind != workload.VM {
 		next.EngineContent += exclusively
@@ -262,6 +281,7 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 	}
 	if next.Generation == (workload.Generation{}) {
 		next.Generation = old.Generation
+		next.Run = old.Generation
 	}
 	if o.Adopts && old.legacy() {
 		// Keep the specification of the agent's own record, which is complete. The one in the order comes from a
@@ -283,6 +303,9 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 	}
 	if next.sameSpec(old) || o.Kind == workload.Compose { // a stack keeps the containers of services that have not changed
 		next.Refresh = next.Traits.LiveFiles != "" && (old.Refresh || next.Traits.LiveFiles != old.Traits.LiveFiles)
+	}
+	if o.Generation != (workload.Generation{}) && next.sameRun(old, o.SameSince) {
+		next.Run, next.RunSince = old.run(), old.RunSince
 	}
 	return next
 }
@@ -317,8 +340,13 @@ func (in *Intent) sameEffect(old *Intent) bool {
 // sameOrder reports whether the intents in and old ask the agent for the same work, so that a repeated
 // order can be skipped.
 func (in *Intent) sameOrder(old *Intent) bool {
+	return in.sameButFiles(old) && !in.Refresh && !old.Refresh
+}
+
+// sameButFiles reports the same as sameOrder, but ignores changed files in memory (Refresh).
+func (in *Intent) sameButFiles(old *Intent) bool {
 	return !old.Deleting && in.sameSpec(old) && in.EngineContent == old.EngineContent && in.DesiredState == old.DesiredState &&
-		in.Recreate == old.Recreate && in.Restart == old.Restart && !in.Refresh && !old.Refresh && slices.Equal(in.PreviousTypes, old.PreviousTypes)
+		in.Recreate == old.Recreate && in.Restart == old.Restart && slices.Equal(in.PreviousTypes, old.PreviousTypes)
 }
 
 // sameRecord reports whether the stored intent old equals in, so that in need not be stored.

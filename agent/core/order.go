@@ -137,6 +137,9 @@ func (x *step) apply(o Order) {
 		x.refuse(Refusedf("runtime not available: %s", o.Kind))
 		return
 	}
+	if w.stopped() {
+		o.SameSince = workload.Generation{} // the run was stopped because the lease ended, so it has no exit: a newer order runs the job again
+	}
 	next := follow(old, o, x.now)
 	if no := x.room(next, old, o.Room); no != nil {
 		x.refuse(no)
@@ -161,7 +164,8 @@ func (x *step) apply(o Order) {
 func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
 	// A lapsed workload may still run although it is being stopped, so a newer order for it must start it again.
 	settled := old != nil && w.settled() && !(newer && w.memory.lapsed)
-	skip := old != nil && next.sameOrder(old) && !w.Task.Open() && (settled || w.completed() || !newer && w.hasRun())
+	again := newer && (old == nil || next.run() != old.run()) // the order asks for another run
+	skip := old != nil && next.sameOrder(old) && !w.Task.Open() && (settled || w.completed() || !again && w.hasRun())
 	if !skip || !next.sameRecord(old) || x.writes {
 		x.write(true).Intents = append(x.store.Intents, next)
 		if t := x.Tombstone(o.ID); t.open() {
@@ -193,11 +197,11 @@ func (x *step) accept(o Order, w *Workload, old, next *Intent, newer bool) {
 		x.answer(Answer{Skipped: true, Message: "unchanged", Intent: next, Status: w.Status})
 		return
 	}
-	// If the agent is carrying this order out already, a repetition of the order starts nothing.
+	// If the agent is carrying this order out already, an order for the same run starts nothing.
 	// Otherwise a job could run a second time if it has just ended and the agent has not observed its end
 	// yet.
 	t := w.Task
-	if again := t.Open() && !newer && w.follows(old); !again {
+	if repeated := t.Open() && !again && w.follows(old); !repeated {
 		t = NewTask(ActionApply, o.ID, x.now)
 		x.supersede(w.Task, t)
 		w.Task, w.memory.asked, w.memory.fresh, w.memory.exit, w.Failure = t, true, true, nil, Failure{}

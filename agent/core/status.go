@@ -295,8 +295,14 @@ func (w *Workload) finished() bool {
 	return in.Running() && in.fits(in.observed(o)) && in.keepsEnded(o) && w.ended() && (o.FinishedAt.After(w.ordered()) || in.ranFor(o, w.ordered()))
 }
 
-// follows reports whether the intent in is that of the present order of the workload, or of a repetition of
-// this order with the same generation. w may be nil.
+// stopped reports whether the fencer or the agent has stopped the workload because the lease ended, and no newer order has
+// started it since. The workload then has no exit. w may be nil.
+func (w *Workload) stopped() bool {
+	return w != nil && w.Intent != nil && (w.memory.lapsed && !w.finished() || w.Failure.Stopped != "")
+}
+
+// follows reports whether the intent in is that of the present order of the workload, or asks for the same run.
+// w may be nil.
 func (w *Workload) follows(in *Intent) bool {
 	switch {
 	case w == nil || w.Intent == nil || in == nil:
@@ -304,7 +310,7 @@ func (w *Workload) follows(in *Intent) bool {
 	case w.Intent == in:
 		return true
 	}
-	return in.Generation != (workload.Generation{}) && w.Intent.Generation == in.Generation && w.Intent.sameOrder(in)
+	return in.Generation != (workload.Generation{}) && w.Intent.run() == in.run() && w.Intent.sameOrder(in)
 }
 
 // idle reports whether no instance of the workload runs. A stack with a failed service may still have

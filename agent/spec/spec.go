@@ -259,7 +259,7 @@ func Order(key *pki.Key, req *agentv1.ApplyWorkloadRequest) (core.Order, error) 
 	return core.Order{
 		Sender: core.Sender{Epoch: Epoch(req.Epoch), Node: req.NodeId, Instance: req.InstanceId},
 		ID:     req.Id, Kind: kind, Revision: req.RevisionId, Content: req.Content, SpecHash: hash,
-		Generation: order.GenerationOf(req.Generation), Running: req.DesiredState != agentv1.DesiredState_DESIRED_STATE_STOPPED,
+		Generation: order.GenerationOf(req.Generation), SameSince: order.GenerationOf(req.SameSince), Running: req.DesiredState != agentv1.DesiredState_DESIRED_STATE_STOPPED,
 		Labels: req.Labels, Adopts: req.Adopts, Exclusive: req.Exclusive, OnLostLease: req.OnLostLease,
 		OnUnhealthy: req.OnUnhealthy, Traits: traits, Body: body,
 		// Schedulers that send no epoch are legacy v1 schedulers. They have neither policies nor users

@@ -891,7 +891,11 @@ type ApplyWorkloadRequest struct {
 	OnUnhealthy string `protobuf:"bytes,1380,opt,name=on_unhealthy,json=onUnhealthy,proto3" json:"on_unhealthy,omitempty"`
 	// All networks that the node needs at the time of the order, including those of this workload. Absent if
 	// the node needs none.
-	Networks      *NetworkView `protobuf:"bytes,1520,opt,name=networks,proto3" json:"networks,omitempty"`
+	Networks *NetworkView `protobuf:"bytes,1520,opt,name=networks,proto3" json:"networks,omitempty"`
+	// Only for jobs: the generation since which all orders have asked for the same run of the job. If the agent's
+	// stored order has this or a newer generation, the agent reports the exit of that run under the new generation, and
+	// does not run the job again. Absent if this order asks for a new run, and in orders of legacy v1 schedulers.
+	SameSince     *Generation `protobuf:"bytes,1730,opt,name=same_since,json=sameSince,proto3" json:"same_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1055,6 +1059,13 @@ func (x *ApplyWorkloadRequest) GetOnUnhealthy() string {
 func (x *ApplyWorkloadRequest) GetNetworks() *NetworkView {
 	if x != nil {
 		return x.Networks
+	}
+	return nil
+}
+
+func (x *ApplyWorkloadRequest) GetSameSince() *Generation {
+	if x != nil {
+		return x.SameSince
 	}
 	return nil
 }
@@ -7116,7 +7127,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x0ecpu_millicores\x18\x02 \x01(\x03R\rcpuMillicores\x12!\n" +
 	"\fmemory_bytes\x18\x03 \x01(\x03R\vmemoryBytes\x124\n" +
 	"\x17net_rx_bytes_per_second\x18\x04 \x01(\x03R\x13netRxBytesPerSecond\x124\n" +
-	"\x17net_tx_bytes_per_second\x18\x05 \x01(\x03R\x13netTxBytesPerSecond\"\xd9\x06\n" +
+	"\x17net_tx_bytes_per_second\x18\x05 \x01(\x03R\x13netTxBytesPerSecond\"\x96\a\n" +
 	"\x14ApplyWorkloadRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x121\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x1d.persys.agent.v1.WorkloadTypeR\x04type\x12\x1f\n" +
@@ -7143,7 +7154,9 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"adminsOnly\x12\"\n" +
 	"\fon_unhealthy\x18\xe4\n" +
 	" \x01(\tR\vonUnhealthy\x129\n" +
-	"\bnetworks\x18\xf0\v \x01(\v2\x1c.persys.agent.v1.NetworkViewR\bnetworks\x1a9\n" +
+	"\bnetworks\x18\xf0\v \x01(\v2\x1c.persys.agent.v1.NetworkViewR\bnetworks\x12;\n" +
+	"\n" +
+	"same_since\x18\xc2\r \x01(\v2\x1b.persys.agent.v1.GenerationR\tsameSince\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfb\x01\n" +
@@ -7920,127 +7933,128 @@ var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	64,  // 9: persys.agent.v1.ApplyWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
 	81,  // 10: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
 	14,  // 11: persys.agent.v1.ApplyWorkloadRequest.networks:type_name -> persys.agent.v1.NetworkView
-	63,  // 12: persys.agent.v1.NetworkView.epoch:type_name -> persys.agent.v1.Epoch
-	20,  // 13: persys.agent.v1.NetworkView.peers:type_name -> persys.agent.v1.NetworkPeer
-	21,  // 14: persys.agent.v1.NetworkView.networks:type_name -> persys.agent.v1.Network
-	63,  // 15: persys.agent.v1.NetworkNames.epoch:type_name -> persys.agent.v1.Epoch
-	18,  // 16: persys.agent.v1.NetworkNames.members:type_name -> persys.agent.v1.NetworkMember
-	17,  // 17: persys.agent.v1.NetworkNames.services:type_name -> persys.agent.v1.NetworkService
-	16,  // 18: persys.agent.v1.NetworkNames.ingress:type_name -> persys.agent.v1.NetworkIngress
-	19,  // 19: persys.agent.v1.NetworkMember.ports:type_name -> persys.agent.v1.MemberPort
-	22,  // 20: persys.agent.v1.Network.peers:type_name -> persys.agent.v1.NetworkSlice
-	61,  // 21: persys.agent.v1.ApplyWorkloadResponse.status:type_name -> persys.agent.v1.WorkloadStatus
-	63,  // 22: persys.agent.v1.ApplyWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
-	63,  // 23: persys.agent.v1.DeleteWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
-	64,  // 24: persys.agent.v1.DeleteWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
-	63,  // 25: persys.agent.v1.DeleteWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
-	63,  // 26: persys.agent.v1.GetWorkloadStatusRequest.epoch:type_name -> persys.agent.v1.Epoch
-	61,  // 27: persys.agent.v1.GetWorkloadStatusResponse.status:type_name -> persys.agent.v1.WorkloadStatus
-	0,   // 28: persys.agent.v1.ListWorkloadsRequest.type:type_name -> persys.agent.v1.WorkloadType
-	63,  // 29: persys.agent.v1.ListWorkloadsRequest.epoch:type_name -> persys.agent.v1.Epoch
-	61,  // 30: persys.agent.v1.ListWorkloadsResponse.workloads:type_name -> persys.agent.v1.WorkloadStatus
-	82,  // 31: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
-	34,  // 32: persys.agent.v1.ListActionsResponse.actions:type_name -> persys.agent.v1.AgentAction
-	39,  // 33: persys.agent.v1.WorkloadSpec.container:type_name -> persys.agent.v1.ContainerSpec
-	50,  // 34: persys.agent.v1.WorkloadSpec.compose:type_name -> persys.agent.v1.ComposeSpec
-	51,  // 35: persys.agent.v1.WorkloadSpec.vm:type_name -> persys.agent.v1.VMSpec
-	38,  // 36: persys.agent.v1.WorkloadSpec.health_check:type_name -> persys.agent.v1.HealthCheck
-	83,  // 37: persys.agent.v1.ContainerSpec.counted_devices:type_name -> persys.agent.v1.ContainerSpec.CountedDevicesEntry
-	84,  // 38: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
-	55,  // 39: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
-	56,  // 40: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
-	57,  // 41: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
-	58,  // 42: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
-	85,  // 43: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
-	54,  // 44: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	86,  // 45: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
-	87,  // 46: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
-	46,  // 47: persys.agent.v1.ContainerSpec.devices:type_name -> persys.agent.v1.Device
-	47,  // 48: persys.agent.v1.ContainerSpec.gpus:type_name -> persys.agent.v1.DeviceRequest
-	48,  // 49: persys.agent.v1.ContainerSpec.logging:type_name -> persys.agent.v1.Logging
-	88,  // 50: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
-	49,  // 51: persys.agent.v1.ContainerSpec.healthcheck:type_name -> persys.agent.v1.EngineHealthCheck
-	41,  // 52: persys.agent.v1.ContainerSpec.blkio_config:type_name -> persys.agent.v1.BlkioConfig
-	40,  // 53: persys.agent.v1.ContainerSpec.post_start:type_name -> persys.agent.v1.Hook
-	40,  // 54: persys.agent.v1.ContainerSpec.pre_stop:type_name -> persys.agent.v1.Hook
-	23,  // 55: persys.agent.v1.ContainerSpec.networks:type_name -> persys.agent.v1.NetworkAttachment
-	44,  // 56: persys.agent.v1.ContainerSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
-	89,  // 57: persys.agent.v1.Hook.environment:type_name -> persys.agent.v1.Hook.EnvironmentEntry
-	42,  // 58: persys.agent.v1.BlkioConfig.weight_device:type_name -> persys.agent.v1.WeightDevice
-	43,  // 59: persys.agent.v1.BlkioConfig.device_read_bps:type_name -> persys.agent.v1.ThrottleDevice
-	43,  // 60: persys.agent.v1.BlkioConfig.device_read_iops:type_name -> persys.agent.v1.ThrottleDevice
-	43,  // 61: persys.agent.v1.BlkioConfig.device_write_bps:type_name -> persys.agent.v1.ThrottleDevice
-	43,  // 62: persys.agent.v1.BlkioConfig.device_write_iops:type_name -> persys.agent.v1.ThrottleDevice
-	90,  // 63: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
-	91,  // 64: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
-	96,  // 65: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	96,  // 66: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	96,  // 67: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	96,  // 68: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	92,  // 69: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
-	54,  // 70: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	44,  // 71: persys.agent.v1.ComposeSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
-	59,  // 72: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
-	60,  // 73: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
-	93,  // 74: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
-	53,  // 75: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
-	54,  // 76: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	52,  // 77: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
-	0,   // 78: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
-	1,   // 79: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
-	2,   // 80: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
-	94,  // 81: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
-	62,  // 82: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
-	64,  // 83: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
-	56,  // 84: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
-	37,  // 85: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
-	0,   // 86: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
-	68,  // 87: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
-	69,  // 88: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
-	69,  // 89: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
-	71,  // 90: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
-	66,  // 91: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
-	72,  // 92: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
-	63,  // 93: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
-	75,  // 94: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
-	63,  // 95: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
-	78,  // 96: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
-	95,  // 97: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	63,  // 98: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
-	45,  // 99: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
-	13,  // 100: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
-	25,  // 101: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
-	27,  // 102: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
-	29,  // 103: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
-	31,  // 104: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
-	33,  // 105: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
-	65,  // 106: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
-	67,  // 107: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
-	73,  // 108: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
-	76,  // 109: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
-	79,  // 110: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
-	10,  // 111: persys.agent.v1.AgentService.ListUsage:input_type -> persys.agent.v1.ListUsageRequest
-	7,   // 112: persys.agent.v1.AgentService.ProbeNetwork:input_type -> persys.agent.v1.ProbeNetworkRequest
-	3,   // 113: persys.agent.v1.AgentService.TraceConnection:input_type -> persys.agent.v1.TraceConnectionRequest
-	24,  // 114: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
-	26,  // 115: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
-	28,  // 116: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
-	30,  // 117: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
-	32,  // 118: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
-	35,  // 119: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
-	66,  // 120: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
-	70,  // 121: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
-	74,  // 122: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
-	77,  // 123: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
-	80,  // 124: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
-	11,  // 125: persys.agent.v1.AgentService.ListUsage:output_type -> persys.agent.v1.ListUsageResponse
-	8,   // 126: persys.agent.v1.AgentService.ProbeNetwork:output_type -> persys.agent.v1.ProbeNetworkResponse
-	4,   // 127: persys.agent.v1.AgentService.TraceConnection:output_type -> persys.agent.v1.TraceConnectionResponse
-	114, // [114:128] is the sub-list for method output_type
-	100, // [100:114] is the sub-list for method input_type
-	100, // [100:100] is the sub-list for extension type_name
-	100, // [100:100] is the sub-list for extension extendee
-	0,   // [0:100] is the sub-list for field type_name
+	64,  // 12: persys.agent.v1.ApplyWorkloadRequest.same_since:type_name -> persys.agent.v1.Generation
+	63,  // 13: persys.agent.v1.NetworkView.epoch:type_name -> persys.agent.v1.Epoch
+	20,  // 14: persys.agent.v1.NetworkView.peers:type_name -> persys.agent.v1.NetworkPeer
+	21,  // 15: persys.agent.v1.NetworkView.networks:type_name -> persys.agent.v1.Network
+	63,  // 16: persys.agent.v1.NetworkNames.epoch:type_name -> persys.agent.v1.Epoch
+	18,  // 17: persys.agent.v1.NetworkNames.members:type_name -> persys.agent.v1.NetworkMember
+	17,  // 18: persys.agent.v1.NetworkNames.services:type_name -> persys.agent.v1.NetworkService
+	16,  // 19: persys.agent.v1.NetworkNames.ingress:type_name -> persys.agent.v1.NetworkIngress
+	19,  // 20: persys.agent.v1.NetworkMember.ports:type_name -> persys.agent.v1.MemberPort
+	22,  // 21: persys.agent.v1.Network.peers:type_name -> persys.agent.v1.NetworkSlice
+	61,  // 22: persys.agent.v1.ApplyWorkloadResponse.status:type_name -> persys.agent.v1.WorkloadStatus
+	63,  // 23: persys.agent.v1.ApplyWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
+	63,  // 24: persys.agent.v1.DeleteWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
+	64,  // 25: persys.agent.v1.DeleteWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
+	63,  // 26: persys.agent.v1.DeleteWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
+	63,  // 27: persys.agent.v1.GetWorkloadStatusRequest.epoch:type_name -> persys.agent.v1.Epoch
+	61,  // 28: persys.agent.v1.GetWorkloadStatusResponse.status:type_name -> persys.agent.v1.WorkloadStatus
+	0,   // 29: persys.agent.v1.ListWorkloadsRequest.type:type_name -> persys.agent.v1.WorkloadType
+	63,  // 30: persys.agent.v1.ListWorkloadsRequest.epoch:type_name -> persys.agent.v1.Epoch
+	61,  // 31: persys.agent.v1.ListWorkloadsResponse.workloads:type_name -> persys.agent.v1.WorkloadStatus
+	82,  // 32: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	34,  // 33: persys.agent.v1.ListActionsResponse.actions:type_name -> persys.agent.v1.AgentAction
+	39,  // 34: persys.agent.v1.WorkloadSpec.container:type_name -> persys.agent.v1.ContainerSpec
+	50,  // 35: persys.agent.v1.WorkloadSpec.compose:type_name -> persys.agent.v1.ComposeSpec
+	51,  // 36: persys.agent.v1.WorkloadSpec.vm:type_name -> persys.agent.v1.VMSpec
+	38,  // 37: persys.agent.v1.WorkloadSpec.health_check:type_name -> persys.agent.v1.HealthCheck
+	83,  // 38: persys.agent.v1.ContainerSpec.counted_devices:type_name -> persys.agent.v1.ContainerSpec.CountedDevicesEntry
+	84,  // 39: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
+	55,  // 40: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
+	56,  // 41: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
+	57,  // 42: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
+	58,  // 43: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
+	85,  // 44: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
+	54,  // 45: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	86,  // 46: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
+	87,  // 47: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
+	46,  // 48: persys.agent.v1.ContainerSpec.devices:type_name -> persys.agent.v1.Device
+	47,  // 49: persys.agent.v1.ContainerSpec.gpus:type_name -> persys.agent.v1.DeviceRequest
+	48,  // 50: persys.agent.v1.ContainerSpec.logging:type_name -> persys.agent.v1.Logging
+	88,  // 51: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
+	49,  // 52: persys.agent.v1.ContainerSpec.healthcheck:type_name -> persys.agent.v1.EngineHealthCheck
+	41,  // 53: persys.agent.v1.ContainerSpec.blkio_config:type_name -> persys.agent.v1.BlkioConfig
+	40,  // 54: persys.agent.v1.ContainerSpec.post_start:type_name -> persys.agent.v1.Hook
+	40,  // 55: persys.agent.v1.ContainerSpec.pre_stop:type_name -> persys.agent.v1.Hook
+	23,  // 56: persys.agent.v1.ContainerSpec.networks:type_name -> persys.agent.v1.NetworkAttachment
+	44,  // 57: persys.agent.v1.ContainerSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
+	89,  // 58: persys.agent.v1.Hook.environment:type_name -> persys.agent.v1.Hook.EnvironmentEntry
+	42,  // 59: persys.agent.v1.BlkioConfig.weight_device:type_name -> persys.agent.v1.WeightDevice
+	43,  // 60: persys.agent.v1.BlkioConfig.device_read_bps:type_name -> persys.agent.v1.ThrottleDevice
+	43,  // 61: persys.agent.v1.BlkioConfig.device_read_iops:type_name -> persys.agent.v1.ThrottleDevice
+	43,  // 62: persys.agent.v1.BlkioConfig.device_write_bps:type_name -> persys.agent.v1.ThrottleDevice
+	43,  // 63: persys.agent.v1.BlkioConfig.device_write_iops:type_name -> persys.agent.v1.ThrottleDevice
+	90,  // 64: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
+	91,  // 65: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
+	96,  // 66: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	96,  // 67: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	96,  // 68: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	96,  // 69: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	92,  // 70: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
+	54,  // 71: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	44,  // 72: persys.agent.v1.ComposeSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
+	59,  // 73: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
+	60,  // 74: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
+	93,  // 75: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
+	53,  // 76: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
+	54,  // 77: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	52,  // 78: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
+	0,   // 79: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
+	1,   // 80: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
+	2,   // 81: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
+	94,  // 82: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
+	62,  // 83: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
+	64,  // 84: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
+	56,  // 85: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
+	37,  // 86: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
+	0,   // 87: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
+	68,  // 88: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
+	69,  // 89: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
+	69,  // 90: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
+	71,  // 91: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
+	66,  // 92: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
+	72,  // 93: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
+	63,  // 94: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
+	75,  // 95: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
+	63,  // 96: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
+	78,  // 97: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
+	95,  // 98: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	63,  // 99: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
+	45,  // 100: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
+	13,  // 101: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
+	25,  // 102: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
+	27,  // 103: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
+	29,  // 104: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
+	31,  // 105: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
+	33,  // 106: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
+	65,  // 107: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
+	67,  // 108: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
+	73,  // 109: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
+	76,  // 110: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
+	79,  // 111: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
+	10,  // 112: persys.agent.v1.AgentService.ListUsage:input_type -> persys.agent.v1.ListUsageRequest
+	7,   // 113: persys.agent.v1.AgentService.ProbeNetwork:input_type -> persys.agent.v1.ProbeNetworkRequest
+	3,   // 114: persys.agent.v1.AgentService.TraceConnection:input_type -> persys.agent.v1.TraceConnectionRequest
+	24,  // 115: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
+	26,  // 116: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
+	28,  // 117: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
+	30,  // 118: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
+	32,  // 119: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
+	35,  // 120: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
+	66,  // 121: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
+	70,  // 122: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
+	74,  // 123: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
+	77,  // 124: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
+	80,  // 125: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
+	11,  // 126: persys.agent.v1.AgentService.ListUsage:output_type -> persys.agent.v1.ListUsageResponse
+	8,   // 127: persys.agent.v1.AgentService.ProbeNetwork:output_type -> persys.agent.v1.ProbeNetworkResponse
+	4,   // 128: persys.agent.v1.AgentService.TraceConnection:output_type -> persys.agent.v1.TraceConnectionResponse
+	115, // [115:129] is the sub-list for method output_type
+	101, // [101:115] is the sub-list for method input_type
+	101, // [101:101] is the sub-list for extension type_name
+	101, // [101:101] is the sub-list for extension extendee
+	0,   // [0:101] is the sub-list for field type_name
 }
 
 func init() { file_api_agent_v1_agent_proto_init() }

@@ -273,6 +273,7 @@ func (m *ApplyWorkloadRequest) CloneVT() *ApplyWorkloadRequest {
 	r.AdminsOnly = m.AdminsOnly
 	r.OnUnhealthy = m.OnUnhealthy
 	r.Networks = m.Networks.CloneVT()
+	r.SameSince = m.SameSince.CloneVT()
 	if rhs := m.Labels; rhs != nil {
 		tmpContainer := make(map[string]string, len(rhs))
 		for k, v := range rhs {
@@ -2873,6 +2874,18 @@ func (m *ApplyWorkloadRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) 
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.SameSince != nil {
+		size, err := m.SameSince.MarshalToSizedBufferVT(dAtA[:i])
+		if err != nil {
+			return 0, err
+		}
+		i -= size
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+		i--
+		dAtA[i] = 0x6c
+		i--
+		dAtA[i] = 0x92
 	}
 	if m.Networks != nil {
 		size, err := m.Networks.MarshalToSizedBufferVT(dAtA[:i])
@@ -9115,6 +9128,10 @@ func (m *ApplyWorkloadRequest) SizeVT() (n int) {
 		l = m.Networks.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
+	if m.SameSince != nil {
+		l = m.SameSince.SizeVT()
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -13587,6 +13604,42 @@ func (m *ApplyWorkloadRequest) UnmarshalVT(dAtA []byte) error {
 				m.Networks = &NetworkView{}
 			}
 			if err := m.Networks.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 1730:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field SameSince", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.SameSince == nil {
+				m.SameSince = &Generation{}
+			}
+			if err := m.SameSince.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
 				return err
 			}
 			iNdEx = postIndex
