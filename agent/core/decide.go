@@ -310,9 +310,10 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 		if d.asked && d.waits {
 			return f // the agent restarted before it carried the order out, so an instance of an older order has ended
 		}
-		if d.asked || d.restart || d.healing || d.former {
+		if d.asked || d.restart || d.recreate || d.healing || d.former {
 			// The instance ended before the present order arrived, which starts it again, or the agent stopped
-			// it for a restart, or for the present specification. So this end is no failure, and no success.
+			// it for a restart, for a new instance, or for the present specification. So this end is no failure, and
+			// no success.
 			f.Ended = mark
 			return f
 		}

@@ -102,6 +102,10 @@ type Traits struct {
 // Running reports whether the desired state is running.
 func (in *Intent) Running() bool { return in.DesiredState == "running" }
 
+// restarts reports whether a forced restart, or a new instance after a delete that was not carried out, is pending. An end of
+// the present instance is then not that of the run that the order asks for.
+func (in *Intent) restarts() bool { return in.Restart || in.Recreate }
+
 // Leased reports whether the workload must be stopped when the lease ends.
 func (in *Intent) Leased() bool { return in.Exclusive && in.OnLostLease == "stop" }
 

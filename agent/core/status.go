@@ -240,7 +240,7 @@ func (x *step) judge(st *Status, w *Workload) {
 	case w.Observed == nil && in.Running():
 		st.State, st.Message = workload.Pending, "the instance is missing and will be created"
 		st.now(w.busy)
-	case in.Running() && in.Restart && w.idle():
+	case in.Running() && in.restarts() && (match.state == workload.Stopped || match.state == workload.Failed):
 		st.State, st.Message = workload.Pending, "waits for its restart"
 		st.now(w.busy)
 	case w.Observed == nil:
@@ -266,17 +266,17 @@ func exitOf(o *workload.Observed) Exit {
 }
 
 // ended reports whether the instance ended by itself, in the run that the last order asked for. ended is false
-// if the agent stopped the instance, if a start has failed since, or if a forced restart is pending.
+// if the agent stopped the instance, if a start has failed since, or if a restart is pending (restarts).
 func (w *Workload) ended() bool {
-	return (w.Intent == nil || !w.Intent.Restart) && w.Observed != nil && !w.Observed.FinishedAt.IsZero() && w.Failure.Attempts == 0 && w.Failure.Ended == mark(w.Observed)
+	return (w.Intent == nil || !w.Intent.restarts()) && w.Observed != nil && !w.Observed.FinishedAt.IsZero() && w.Failure.Attempts == 0 && w.Failure.Ended == mark(w.Observed)
 }
 
 // completed reports whether the instance has ended with success and its restart policy does not start it
 // again. The end of an instance with a former specification, which the agent replaces, does not count, and neither does an end
-// before a forced restart.
+// before a pending restart.
 func (w *Workload) completed() bool {
 	in, o := w.Intent, w.Observed
-	return in.Running() && !in.Restart && o != nil && o.State == workload.Stopped && in.fits(in.observed(o)) && in.keepsEnded(o) && w.Failure.Ended != "" && w.Failure.Attempts == 0
+	return in.Running() && !in.restarts() && o != nil && o.State == workload.Stopped && in.fits(in.observed(o)) && in.keepsEnded(o) && w.Failure.Ended != "" && w.Failure.Attempts == 0
 }
 
 // hasRun reports whether the run that the present order asked for has ended by itself, with success or not, and the
