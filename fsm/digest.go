@@ -268,6 +268,10 @@ func (e *encoder) observation(o *Observation) {
 	}
 }
 
+// confinedTag is the tag of the field Workload.Confined. It may also be the name of a policy, whose encoding has no tag: a tag for
+// each policy would change the digests of recorded logs. So only a policy with this name has one.
+const confinedTag = "confined"
+
 func (e *encoder) workload(w *Workload) {
 	b := appendStr(*e, w.ID)
 	b = append(append64(b, uint64(len(w.Spec))), w.Spec...)
@@ -294,11 +298,14 @@ func (e *encoder) workload(w *Workload) {
 		e.generation(w.SameSince)
 	}
 	e.str(w.Namespace)
+	if w.Policy == confinedTag { // no policy may have a name with a space
+		e.str("policy named")
+	}
 	if w.Policy != "" {
 		e.str(w.Policy)
 	}
 	if w.Confined {
-		e.str("confined")
+		e.str(confinedTag)
 	}
 	e.localData(w.Data)
 	if w.DiscardData {

@@ -250,6 +250,25 @@ func TestDigestCoversTheUpdateStrategy(t *testing.T) {
 	}
 }
 
+// TestDigestTellsAPolicyFromAConfinedCaller: a policy may have the name of the tag of another field.
+func TestDigestTellsAPolicyFromAConfinedCaller(t *testing.T) {
+	var w Workload
+	deepSet(reflect.ValueOf(&w).Elem())
+	seen := map[string]string{}
+	for _, p := range []string{"", "confined", "own"} {
+		for _, c := range []bool{false, true} {
+			var e encoder
+			w.Policy, w.Confined = p, c
+			e.workload(&w)
+			name := fmt.Sprintf("policy %q, confined %t", p, c)
+			if other, ok := seen[string(e)]; ok {
+				t.Errorf("%s and %s have the same encoding", other, name)
+			}
+			seen[string(e)] = name
+		}
+	}
+}
+
 // deepSet fills a value for the test: every list gets one element and every pointer is allocated, so that
 // eachLeaf reaches all fields.
 func deepSet(v reflect.Value) {
