@@ -185,6 +185,20 @@ func TestARetryAsksForANewRun(t *testing.T) {
 	}
 }
 
+// TestAJobThatWasKilledIsEvicted: the container of a job used too much memory, and ended with an exit code that would otherwise
+// mean success. The planner does not finish this job, so it must be able to move it.
+func TestAJobThatWasKilledIsEvicted(t *testing.T) {
+	w := formed(t)
+	w.ok(register("a"))
+	w.running("pack", "a", job(func(j *commandv1.Job) { j.SuccessCodes = []int32{0, 137} }))
+	w.ok(drain("a", true))
+	w.ok(report(&commandv1.WorkloadReport{
+		Workload: "pack", Node: "a", Generation: w.generation("pack"), State: "Failed", Code: "RESOURCE_QUOTA_EXCEEDED", Acknowledged: true,
+		Exit: &commandv1.Exit{Code: 137, StartedAt: w.now, EndedAt: w.now + second}, ObservedAt: w.now,
+	}))
+	w.ok(w.evict("pack", CodeDraining, false))
+}
+
 // TestADrainKeepsAJobWhoseOrderIsRenewed: a job runs on node a, which is draining. Its order changes, and the node has
 // not accepted the present order.
 func TestADrainKeepsAJobWhoseOrderIsRenewed(t *testing.T) {

@@ -97,8 +97,20 @@ func (w *Workload) reportsSuccess() bool {
 	if w.Demand.Job == nil {
 		return false
 	}
-	a := w.Actual
-	return w.Completed() || w.Desired == DesiredRunning && w.Node != "" && w.ReportsPresent() && a.State == ActualFailed && a.Exit != nil && w.Demand.Job.Succeeds(a.Exit.Code)
+	return w.Completed() || w.ExitedAsWanted()
+}
+
+// exitedWithCode is the failure class that agents report for a container that ended by itself with an exit code
+// other than 0 (contract, semantics section 12).
+const exitedWithCode = "RUNTIME_ERROR"
+
+// ExitedAsWanted reports whether the node of job w reports, for the run of the present order, a failure that is a success:
+// the container ended by itself with an exit code other than 0 that means success. A container that was ended for another
+// reason, for example because it used too much memory, has failed with any exit code.
+func (w *Workload) ExitedAsWanted() bool {
+	a, job := w.Actual, w.Demand.Job
+	return job != nil && w.Desired == DesiredRunning && w.Node != "" && w.ReportsPresent() &&
+		a.State == ActualFailed && a.Code == exitedWithCode && a.Exit != nil && job.Succeeds(a.Exit.Code)
 }
 
 // drainEnded says that a decision for the drain of n is outdated: the drain has been ended since the planner looked.

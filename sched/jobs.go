@@ -8,10 +8,6 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// exitedWithCode is the failure class that agents report for a container that ended by itself with an exit code
-// other than 0 (contract, semantics section 12).
-const exitedWithCode = "RUNTIME_ERROR"
-
 // endJobs ends the jobs that have succeeded, have used up their retries or have passed their
 // deadline, and deletes the finished jobs whose TTL has passed. It evaluates the workloads that
 // changed or whose time has come. The set p.over gets all of these jobs, even if the command for a
@@ -51,7 +47,7 @@ func (p *planner) endOf(w *fsm.Workload) *commandv1.JobEnd {
 	switch {
 	case w.Finished():
 		return nil
-	case w.Completed() || p.exitedAsWanted(w):
+	case w.Completed() || w.ExitedAsWanted() || p.endedOnLegacy(w):
 		message := "ended with success"
 		if x := w.Actual.Exit; x != nil {
 			message = fmt.Sprintf("ended with exit code %d", x.Code)
@@ -67,16 +63,9 @@ func (p *planner) endOf(w *fsm.Workload) *commandv1.JobEnd {
 	return nil
 }
 
-// exitedAsWanted reports whether a job has succeeded although its agent did not say Completed: it ended with an
-// exit code other than 0 that means success, or its agent is a legacy v1 agent.
-func (p *planner) exitedAsWanted(w *fsm.Workload) bool {
-	if w.Node == "" || !w.ReportsPresent() {
-		return false
-	}
-	if x := w.Actual.Exit; x != nil {
-		return w.Actual.State == fsm.ActualFailed && w.Actual.Code == exitedWithCode && w.Demand.Job.Succeeds(x.Code)
-	}
-	return w.Actual.State == fsm.ActualStopped && w.Actual.Code == "" && p.legacy(w.Node)
+// endedOnLegacy reports whether the legacy v1 agent of a job says that the job has succeeded.
+func (p *planner) endedOnLegacy(w *fsm.Workload) bool {
+	return w.Node != "" && w.ReportsPresent() && w.Actual.Exit == nil && w.Actual.State == fsm.ActualStopped && w.Actual.Code == "" && p.legacy(w.Node)
 }
 
 // legacy reports whether a node has a legacy v1 agent. Such an agent reports no exit codes, and the state
