@@ -28,13 +28,13 @@ func TestWhoAmIShowsIdentityAndRights(t *testing.T) {
 		}{
 			"the admin":           {"user/admin", nil, "persys://c1/user/admin", "", "admin in every namespace 13"},
 			"a confined operator": {"user/ada", nil, "persys://c1/user/ada", "", "operator in a 5"},
-			"a user of namespace a limits a call to namespace b":             {"user/ada", []string{dial.KeyNamespaces, "b"}, "persys://c1/user/ada", "", "operator in no namespace 5"},
-			"a user with a certificate through a gateway":                    {"gateway/g", []string{dial.KeyOnBehalf, "persys://c1/user/vera"}, "persys://c1/user/vera", "persys://c1/gateway/g", "viewer in every namespace 2"},
-			"a user with a token and a role":                                 {"gateway/g", []string{dial.KeyUser, token1, dial.KeyAccess, "operator"}, token1, "persys://c1/gateway/g", "operator in every namespace 5"},
-			"a user with a token whose role is limited to a namespace":       {"gateway/g", []string{dial.KeyUser, token1, dial.KeyAccess, "viewer", dial.KeyNamespaces, "b,a"}, token1, "persys://c1/gateway/g", "viewer in a, b 2"},
-			"a user with a token and without a role":                         {"gateway/g", []string{dial.KeyUser, token1, dial.KeyAccess, "none"}, token1, "persys://c1/gateway/g", ""},
-			"a gateway that names no user":                                   {"gateway/g", nil, "persys://c1/gateway/g", "", ""},
-			"a user of a gateway of an earlier version, which sends no role": {"gateway/g", []string{dial.KeyUser, token1}, token1, "persys://c1/gateway/g", ""},
+			"a user with rights only in namespace a limits a call to namespace b": {"user/ada", []string{dial.KeyNamespaces, "b"}, "persys://c1/user/ada", "", "operator in no namespace 5"},
+			"a user with a certificate through a gateway":                         {"gateway/g", []string{dial.KeyOnBehalf, "persys://c1/user/vera"}, "persys://c1/user/vera", "persys://c1/gateway/g", "viewer in every namespace 2"},
+			"a user with a token and a role":                                      {"gateway/g", []string{dial.KeyUser, token1, dial.KeyAccess, "operator"}, token1, "persys://c1/gateway/g", "operator in every namespace 5"},
+			"a user with a token whose role is limited to two namespaces":         {"gateway/g", []string{dial.KeyUser, token1, dial.KeyAccess, "viewer", dial.KeyNamespaces, "b,a"}, token1, "persys://c1/gateway/g", "viewer in a, b 2"},
+			"a user with a token and without a role":                              {"gateway/g", []string{dial.KeyUser, token1, dial.KeyAccess, "none"}, token1, "persys://c1/gateway/g", ""},
+			"a gateway that names no user":                                        {"gateway/g", nil, "persys://c1/gateway/g", "", ""},
+			"a user of a gateway of an earlier version, which sends no role":      {"gateway/g", []string{dial.KeyUser, token1}, token1, "persys://c1/gateway/g", ""},
 		} {
 			r, err := clusterv1.NewClusterClient(as(i, x.cert)).GetAccess(with(t, x.md...), &clusterv1.GetAccessRequest{})
 			ok(t, err)
@@ -55,7 +55,7 @@ func TestWhoAmIShowsIdentityAndRights(t *testing.T) {
 	}
 	r, err := clusterv1.NewClusterClient(as(0, "gateway/g")).GetAccess(with(t, dial.KeyOnBehalf, "persys://c1/user/vera"), &clusterv1.GetAccessRequest{})
 	ok(t, err)
-	is(t, "the certificate of somebody who is admitted", r.GetCertificateNotAfter().AsTime().UnixNano(), 2)
+	is(t, "expiry (Unix nanoseconds) of the certificate of admitted user vera, as GetAccess shows it", r.GetCertificateNotAfter().AsTime().UnixNano(), 2)
 	for _, md := range [][]string{{dial.KeyUser, token1, dial.KeyAccess, "root"}, {dial.KeyUser, token1, dial.KeyAccess, "operator "}} {
 		_, err := clusterv1.NewClusterClient(as(0, "gateway/g")).GetAccess(with(t, md...), &clusterv1.GetAccessRequest{})
 		code(t, err, codes.InvalidArgument)
@@ -80,7 +80,7 @@ func TestTokensHaveTheRoleThatTheGatewayTells(t *testing.T) {
 		}
 		ok(t, apply("mine", "a", dial.KeyAccess, "operator", dial.KeyNamespaces, "a"))
 		if err := apply("yours", "b", dial.KeyAccess, "operator", dial.KeyNamespaces, "a"); err == nil || !strings.Contains(err.Error(), "acts only in a") {
-			t.Errorf("an apply in another namespace returned %v, want an error that names namespace a", err)
+			t.Errorf("an apply to namespace b, in a call that the gateway limits to namespace a, returned %v, want an error that names namespace a", err)
 		}
 		code(t, apply("mine", "a", dial.KeyAccess, "viewer"), codes.PermissionDenied)
 		code(t, apply("mine", "a", dial.KeyAccess, "none"), codes.PermissionDenied)
@@ -155,6 +155,6 @@ func TestPeoplesCertificatesAreShort(t *testing.T) {
 		is(t, "validity of a certificate after a renewal", pki.Life(w.kept(keyPEM, r.GetChain(), r.GetRoots()).Leaf()), want)
 		n1, _, err := w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "agent"}), "n1")
 		ok(t, err)
-		is(t, "an agent's", pki.Life(n1.Leaf()), DefaultCertLife)
+		is(t, "validity of an agent's certificate", pki.Life(n1.Leaf()), DefaultCertLife)
 	}
 }

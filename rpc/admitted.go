@@ -58,8 +58,8 @@ func (s *Server) checkCaller(v fsm.View, c caller) error {
 	return nil
 }
 
-// speaksForOthers returns an error unless id is an admitted scheduler. Only a scheduler may forward calls with the
-// identity of the original caller.
+// speaksForOthers returns an error unless id belongs to a scheduler that the cluster has admitted. Only a
+// scheduler may forward calls with the identity of the original caller.
 func (s *Server) speaksForOthers(ctx context.Context, id pki.Identity) error {
 	err := s.checkAdmitted(s.store.View(), id)
 	if err == nil {

@@ -64,11 +64,11 @@ func TestACertificateAloneGivesNothing(t *testing.T) {
 			t.Run(name+", asked at the "+where, func(t *testing.T) {
 				all := w.tryAll(metadata.AppendToOutgoingContext(ctxFor(t), x.md...), i, w.as(i, x.files))
 				if len(all) < 60 {
-					t.Errorf("only %d methods were tried, want at least 60", len(all))
+					t.Errorf("only %d API methods were called, want at least 60", len(all))
 				}
 				for full, err := range all {
 					if status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), errNotAdmitted.Error()) {
-						t.Errorf("call %s returned %v, want Unauthenticated, because the caller is not admitted", full, err)
+						t.Errorf("call %s by a caller whom the cluster has not admitted returned %v, want Unauthenticated", full, err)
 					}
 				}
 			})
@@ -88,7 +88,7 @@ func TestQuestionsAboutTheUnadmittedAreBounded(t *testing.T) {
 		seen[status.Code(err)]++
 	}
 	if len(seen) != 2 || seen[codes.Unauthenticated] < unadmittedBurst || seen[codes.ResourceExhausted] == 0 {
-		t.Errorf("the answers by code are %v, want at least %d Unauthenticated, and some ResourceExhausted", seen, unadmittedBurst)
+		t.Errorf("the calls of a caller that is not admitted got these numbers of answers by gRPC code: %v; want at least %d Unauthenticated, and some ResourceExhausted", seen, unadmittedBurst)
 	}
 }
 
@@ -110,11 +110,11 @@ func TestTheFirstCallAfterAJoin(t *testing.T) {
 		_, err := clusterv1.NewClusterClient(cc).Status(ctxFor(t), &clusterv1.StatusRequest{})
 		answer <- err
 	}()
-	testbed.Within(t, testbed.Patience, "the follower asks the leader", func() error {
+	testbed.Within(t, testbed.Patience, "the follower asks the leader for its log index", func() error {
 		follower.server.recency.mu.Lock()
 		defer follower.server.recency.mu.Unlock()
 		if follower.server.recency.asking == nil {
-			return errors.New("it does not ask")
+			return errors.New("the follower does not ask the leader for its log index")
 		}
 		return nil
 	})
@@ -154,7 +154,7 @@ func TestALaggingReplicaGivesNothingMore(t *testing.T) {
 		follower.server.recency.mu.Lock()
 		defer follower.server.recency.mu.Unlock()
 		if follower.server.recency.asking == nil {
-			return errors.New("it does not ask")
+			return errors.New("the follower does not ask the leader for its log index")
 		}
 		return nil
 	}
@@ -184,14 +184,14 @@ func TestALaggingReplicaGivesNothingMore(t *testing.T) {
 				ok(t, err)
 				_ = s.SendMsg(&emptypb.Empty{})
 				_ = s.CloseSend()
-				testbed.Within(t, testbed.Patience, "the follower asks the leader", asks)
+				testbed.Within(t, testbed.Patience, "the follower asks the leader for its log index", asks)
 				follower.set(func(r *replica) { r.lagging = false; r.store.Restore(w.group.now()) })
 				code(t, s.RecvMsg(&anyMessage{}), codes.PermissionDenied)
 			})
 		}
 	}
 	if tried < 4 {
-		t.Errorf("only %d methods were tried, want at least 4", tried)
+		t.Errorf("only %d API methods were called, want at least 4", tried)
 	}
 }
 
@@ -206,16 +206,16 @@ func TestACutOffReplicaServesNoPeople(t *testing.T) {
 	stale := controlv1.ReadLevel_READ_LEVEL_STALE
 	behind := metadata.AppendToOutgoingContext(ctxFor(t), dial.KeyOnBehalf, "persys://home/user/ops")
 	reads := map[string]func() error{
-		"a stale list": func() error {
+		"a user's list of workloads at the read level stale": func() error {
 			return second(controlv1.NewAgentControlClient(ops).ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{Level: stale}))
 		},
-		"a list that would be answered stale": func() error {
+		"a user's list of nodes without a read level, which gets a stale answer without a leader": func() error {
 			return second(controlv1.NewAgentControlClient(ops).ListNodes(ctxFor(t), &controlv1.ListNodesRequest{}))
 		},
-		"a stale list through a gateway": func() error {
+		"a user's list of workloads through a gateway, at the read level stale": func() error {
 			return second(controlv1.NewAgentControlClient(gateway).ListWorkloads(behind, &controlv1.ListWorkloadsRequest{Level: stale}))
 		},
-		"a stale list of a gateway": func() error {
+		"a gateway's own list of workloads, at the read level stale": func() error {
 			return second(controlv1.NewAgentControlClient(gateway).ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{Level: stale}))
 		},
 		"events": func() error {

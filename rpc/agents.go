@@ -36,8 +36,8 @@ type Agents struct {
 	tls   *pki.Files
 	store *store.Store
 	keys  Keys
-	reads *limits.Peers // calls of each node that only read (reads.go)
-	again time.Duration // shortest time between two dials that are caused by calls of users
+	reads *limits.Peers // counter, per node, of the calls to its agent that only read (reads.go)
+	again time.Duration // shortest time between two dials of one agent that are caused by calls of users
 	dial  []grpc.DialOption
 
 	mu     sync.Mutex

@@ -179,31 +179,31 @@ func TestDeliverApplyReportsTheAgentsAnswer(t *testing.T) {
 		{"an answer without a status means that the order is accepted", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Applied: true}, nil
 		}, sched.Ack{Accepted: true}, false},
-		{"a skipped order is accepted", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"an order that the agent skips, because it has carried it out already, counts as accepted", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Skipped: true, Status: &agentv1.WorkloadStatus{ActualState: agentv1.ActualState_ACTUAL_STATE_RUNNING}}, nil
 		}, sched.Ack{Accepted: true, Skipped: true, State: fsm.ActualRunning}, false},
-		{"an order that is not applied is refused with its failure class", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"an order that the agent does not apply counts as refused, with the failure class of the agent's answer", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Message: "bad image", Status: &agentv1.WorkloadStatus{Metadata: map[string]string{"failure_reason": "INVALID_IMAGE"}}}, nil
 		}, sched.Ack{Refused: true, Code: "INVALID_IMAGE", Message: "bad image"}, false},
-		{"a missing runtime is recognised by the text of the message", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"an agent without the runtime is recognised by the text of its answer", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Message: "Runtime not available: container"}, nil
 		}, sched.Ack{Refused: true, Code: fsm.CodeRuntimeNotOffered, Message: "Runtime not available: container"}, false},
-		{"an order that failed at once may be retried", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"an order that the agent ran at once and that failed may be retried", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Message: "Failed to apply workload: registry: i/o timeout"}, nil
 		}, sched.Ack{Refused: true, Code: "RUNTIME_ERROR", Message: "Failed to apply workload: registry: i/o timeout"}, false},
-		{"a missing runtime is recognised when an order failed at once", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"an agent without the runtime is recognised by its answer to an order that failed at once", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Message: "failed to apply workload: runtime not available: vm"}, nil
 		}, sched.Ack{Refused: true, Code: fsm.CodeRuntimeNotOffered, Message: "failed to apply workload: runtime not available: vm"}, false},
-		{"an invalid order is refused for good", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"an order that the agent calls invalid is refused and not retried", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Message: "invalid request: spec is required"}, nil
 		}, sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: "invalid request: spec is required"}, false},
-		{"an invalid argument is refused", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"an agent's error InvalidArgument counts as a refusal of the order", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return nil, status.Error(codes.InvalidArgument, "no")
 		}, sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: "no"}, false},
-		{"an order refused by a fence is neither accepted nor refused", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"an order that the agent refuses because of a newer epoch is neither accepted nor refused", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Fenced: true, Message: "a newer epoch"}, nil
 		}, sched.Ack{Fenced: true, Message: "a newer epoch"}, false},
-		{"any other error means that the outcome is not known", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		{"any other error of the agent means that the outcome of the order is not known", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return nil, status.Error(codes.Internal, "disk")
 		}, sched.Ack{}, true},
 	} {
@@ -221,7 +221,7 @@ func TestDeliverApplyReportsTheAgentsAnswer(t *testing.T) {
 			is(t, "image", r.GetSpec().GetContainer().GetImage() != "", true)
 		})
 	}
-	t.Run("an order that is out of date is not sent", func(t *testing.T) {
+	t.Run("an order with an older generation than the workload has is not sent to the agent", func(t *testing.T) {
 		_, f, a, o := agentWorld(t, 1)
 		o.Generation.Sequence--
 		ack, err := a.Deliver(ctxFor(t), epoch, o)
@@ -229,7 +229,7 @@ func TestDeliverApplyReportsTheAgentsAnswer(t *testing.T) {
 		is(t, "fenced", ack.Fenced, true)
 		is(t, "sent", len(f.applies), 0)
 	})
-	t.Run("an unknown node is an error", func(t *testing.T) {
+	t.Run("an order for a node that the state does not have returns an error", func(t *testing.T) {
 		_, _, a, o := agentWorld(t, 1)
 		o.Node = "x"
 		_, err := a.Deliver(ctxFor(t), epoch, o)
@@ -245,7 +245,7 @@ func TestDeliverApplyReportsTheAgentsAnswer(t *testing.T) {
 		_, err := a.Deliver(ctxFor(t), epoch, o)
 		is(t, "failed", err != nil, true)
 		if took := time.Since(began); took > 5*time.Second {
-			t.Errorf("the order took %s", took)
+			t.Errorf("the order to a node without a listening agent failed only after %s, want a failure at once", took)
 		}
 	})
 	t.Run("no node is dialled after Close", func(t *testing.T) {
@@ -269,23 +269,23 @@ func TestDeliverDeleteReportsTheAgentsAnswer(t *testing.T) {
 		fails    bool
 		polled   bool
 	}{
-		{"an agent of this version reports later that the workload no longer exists", 1, success, nil, sched.Ack{Accepted: true}, false, false},
-		{"an agent of this version has nothing to delete", 1, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
+		{"an agent of this version accepts a delete and reports later that the workload no longer exists", 1, success, nil, sched.Ack{Accepted: true}, false, false},
+		{"an agent of this version has no instance of the workload to delete", 1, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
 			return &agentv1.DeleteWorkloadResponse{Success: true, Absent: true}, nil
 		}, nil, sched.Ack{Accepted: true, Gone: true}, false, false},
 		{"an agent of this version refuses the delete as fenced", 1, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
 			return &agentv1.DeleteWorkloadResponse{Fenced: true, Message: "newer"}, nil
 		}, nil, sched.Ack{Fenced: true, Message: "newer"}, false, false},
-		{"an error of the status call means that the outcome is not known", 0, success, func(int) (*agentv1.GetWorkloadStatusResponse, error) {
+		{"if a legacy v1 agent's status call fails, the outcome of the delete is not known", 0, success, func(int) (*agentv1.GetWorkloadStatusResponse, error) {
 			return nil, status.Error(codes.Unavailable, "host not found")
 		}, sched.Ack{Accepted: true}, true, true},
-		{"the delete of a workload that the agent does not know counts as done", 0, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
+		{"a delete that a legacy v1 agent refuses because it does not know the workload counts as done", 0, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
 			return nil, errors.New("workload not found")
 		}, nil, sched.Ack{Accepted: true, Gone: true}, false, false},
-		{"a delete that is answered with not found counts as done", 0, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
+		{"a delete that a legacy v1 agent answers with the text \"not found\" counts as done", 0, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
 			return &agentv1.DeleteWorkloadResponse{Message: "failed to delete workload: workload not found"}, nil
 		}, nil, sched.Ack{Accepted: true, Gone: true}, false, false},
-		{"a delete that fails means that the outcome is not known", 0, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
+		{"if the delete call to a legacy v1 agent fails, the outcome is not known", 0, func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
 			return nil, status.Error(codes.Unavailable, "name not found by the resolver")
 		}, nil, sched.Ack{}, true, false},
 	} {
@@ -326,19 +326,19 @@ func TestDeliverDeleteToLegacyAgent(t *testing.T) {
 		gone  bool
 		sends int // expected number of deletes sent after one call of Deliver per element of looks
 	}{
-		{"the status is not found", []seen{{pending, "delete-web-1", "", ""}, {pending, "delete-web-1", "", ""}, none}, true, 1},
-		{"a failed second delete means gone", []seen{{failed, "delete-web-2", "workload not found", ""}}, true, 1},
-		{"a failed apply does not mean gone", []seen{{failed, "apply-web-1", "image not found", ""}}, false, 1},
-		{"the status stays Stopped, and the delete is completed", []seen{{stopped, "", "no containers", "delete_workload/completed/"}}, true, 1},
-		{"the status stays Unknown, and the delete is completed", []seen{{unknown, "", "container not found", "delete_workload/completed/"}}, true, 1},
-		{"the status stays Stopped, and each delete fails with not found", []seen{{stopped, "", "no containers", "delete_workload/failed/workload not found"}}, true, 1},
-		{"the status stays Stopped, without a history", []seen{{stopped, "", "no containers", ""}}, true, 1},
-		{"the status stays Unknown, without a history", []seen{{unknown, "", "container not found", ""}}, true, 1},
-		{"the delete is under way", []seen{{stopped, "", "", "delete_workload/running/"}, {stopped, "", "", "delete_workload/pending/"}}, false, 1},
-		{"the delete failed, so it is sent again", []seen{{stopped, "", "", "delete_workload/failed/disk"}, {stopped, "", "", "delete_workload/failed/disk"}}, false, 2},
-		{"the workload runs, although a delete is completed", []seen{{running, "", "", "delete_workload/completed/"}, {running, "", "", "delete_workload/completed/"}}, false, 2},
-		{"the workload was applied since", []seen{{stopped, "", "no containers", "apply_workload/completed/"}}, false, 1},
-		{"an Unknown state without a cause decides nothing", []seen{{unknown, "", "docker: timeout", ""}}, false, 1},
+		{"a workload that has no status any more is gone", []seen{{pending, "delete-web-1", "", ""}, {pending, "delete-web-1", "", ""}, none}, true, 1},
+		{"a second delete that failed with \"workload not found\" means that the workload is gone", []seen{{failed, "delete-web-2", "workload not found", ""}}, true, 1},
+		{"a failed apply does not mean that the workload is gone", []seen{{failed, "apply-web-1", "image not found", ""}}, false, 1},
+		{"a workload with status Stopped is gone if its delete task is completed", []seen{{stopped, "", "no containers", "delete_workload/completed/"}}, true, 1},
+		{"a workload with status Unknown is gone if its delete task is completed", []seen{{unknown, "", "container not found", "delete_workload/completed/"}}, true, 1},
+		{"a workload with status Stopped is gone if its delete task failed with \"workload not found\"", []seen{{stopped, "", "no containers", "delete_workload/failed/workload not found"}}, true, 1},
+		{"a workload with status Stopped is gone if the agent has no tasks of it", []seen{{stopped, "", "no containers", ""}}, true, 1},
+		{"a workload with status Unknown is gone if the agent has no tasks of it", []seen{{unknown, "", "container not found", ""}}, true, 1},
+		{"a workload whose delete task still runs is not gone", []seen{{stopped, "", "", "delete_workload/running/"}, {stopped, "", "", "delete_workload/pending/"}}, false, 1},
+		{"a delete whose task failed is sent again", []seen{{stopped, "", "", "delete_workload/failed/disk"}, {stopped, "", "", "delete_workload/failed/disk"}}, false, 2},
+		{"a workload that runs although its delete task is completed is deleted again", []seen{{running, "", "", "delete_workload/completed/"}, {running, "", "", "delete_workload/completed/"}}, false, 2},
+		{"a workload that was applied after the delete is not gone", []seen{{stopped, "", "no containers", "apply_workload/completed/"}}, false, 1},
+		{"a workload with status Unknown after an engine timeout does not count as gone", []seen{{unknown, "", "docker: timeout", ""}}, false, 1},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			_, f, a, o := agentWorld(t, 0)
@@ -367,7 +367,7 @@ func TestDeliverDeleteToLegacyAgent(t *testing.T) {
 				is(t, "accepted", ack.Accepted, true)
 				is(t, "gone", ack.Gone, c.gone && i == len(c.looks)-1)
 				if f.polls > polls+2 {
-					t.Errorf("one call must ask the agent at most twice, but asked it %d times", f.polls-polls)
+					t.Errorf("one call of Deliver must ask the agent for the workload's status at most twice, but asked %d times", f.polls-polls)
 				}
 			}
 			is(t, "deletes sent", len(f.removes), c.sends)
@@ -389,7 +389,7 @@ func TestActionsAndLogs(t *testing.T) {
 		is(t, "created", r.GetActions()[0].GetCreatedAt().GetSeconds(), 100)
 		is(t, "started", r.GetActions()[0].GetStartedAt() == nil, true)
 	})
-	t.Run("the history of an agent that keeps none is empty", func(t *testing.T) {
+	t.Run("the task history of an agent that keeps no history is empty", func(t *testing.T) {
 		g, _, _, _ := agentWorld(t, 0)
 		r, err := g.cluster(0).ListActions(ctxFor(t), &clusterv1.ListActionsRequest{WorkloadId: "web"})
 		ok(t, err)
@@ -422,7 +422,7 @@ func TestActionsAndLogs(t *testing.T) {
 		code     codes.Code
 		says     string
 	}{
-		{"the error about an agent that cannot stream logs names it", "web", codes.FailedPrecondition, "v9"},
+		{"the error about an agent that cannot stream logs names the agent's version", "web", codes.FailedPrecondition, "v9"},
 		{"the log of an unknown workload is not found", "x", codes.NotFound, "x"},
 		{"a workload that is on no node has no log", "idle", codes.FailedPrecondition, "why idle"},
 	} {
@@ -434,7 +434,7 @@ func TestActionsAndLogs(t *testing.T) {
 			_, err = s.Recv()
 			code(t, err, c.code)
 			if !strings.Contains(err.Error(), c.says) {
-				t.Errorf("the error is %v, want it to contain %q", err, c.says)
+				t.Errorf("the log stream returned error %v, want an error that contains %q", err, c.says)
 			}
 		})
 	}
@@ -451,10 +451,10 @@ func TestLogOfAFinishedJob(t *testing.T) {
 		code         codes.Code
 	}{
 		{"the whole output", "one\ntwo\nthree\n", &clusterv1.LogsRequest{}, "one\ntwo\nthree\n", codes.OK},
-		{"followed, the log ends", "one\ntwo", &clusterv1.LogsRequest{Follow: true, TailLines: -1}, "one\ntwo\n", codes.OK},
+		{"a log that is followed ends, because the job has finished", "one\ntwo", &clusterv1.LogsRequest{Follow: true, TailLines: -1}, "one\ntwo\n", codes.OK},
 		{"the last lines", "one\ntwo\nthree\n", &clusterv1.LogsRequest{TailLines: 2}, "two\nthree\n", codes.OK},
-		{"more lines than there are", "one\n", &clusterv1.LogsRequest{TailLines: 1 << 40}, "one\n", codes.OK},
-		{"only output after the end", "one\n", &clusterv1.LogsRequest{SinceUnixSeconds: ended.Unix() + 1}, "", codes.OK},
+		{"more lines are requested than the log has", "one\n", &clusterv1.LogsRequest{TailLines: 1 << 40}, "one\n", codes.OK},
+		{"only output later than the end of the job is requested", "one\n", &clusterv1.LogsRequest{SinceUnixSeconds: ended.Unix() + 1}, "", codes.OK},
 		{"a job without output", "", &clusterv1.LogsRequest{}, "persysctl get job", codes.FailedPrecondition},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
@@ -488,7 +488,7 @@ func TestLogOfAFinishedJob(t *testing.T) {
 			if c.code != codes.OK {
 				code(t, err, c.code)
 				if !strings.Contains(err.Error(), c.want) {
-					t.Errorf("the error is %v, want it to contain %q", err, c.want)
+					t.Errorf("the log of a job without output returned error %v, want an error that contains %q", err, c.want)
 				}
 				return
 			}

@@ -93,7 +93,7 @@ func TestDeliverChecksTheAgentsCertificate(t *testing.T) {
 			ok(t, err)
 			_, err = client.ApplyWorkload(context.Background(), &agentv1.ApplyWorkloadRequest{Id: "w"})
 			if (err == nil) != c.want {
-				t.Errorf("the certificate of node %s returned error %v, want one exactly for the wrong certificates", c.node, err)
+				t.Errorf("an order over the connection of node %q to the agent of node \"victim\" returned error %v, want an error only for node \"thief\"", c.node, err)
 			}
 		}
 	})

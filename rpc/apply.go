@@ -82,7 +82,7 @@ func (s *Server) apply(ctx context.Context, reqs []*controlv1.ApplyWorkloadReque
 	for n, r := range results {
 		for k, i := range b.of[n] {
 			if out[i].err != nil || (out[i].resp != nil && !out[i].resp.GetSuccess()) {
-				continue // an earlier command of the same request was refused already
+				continue // skip this command: an earlier command of the same request was refused
 			}
 			out[i] = merge(out[i].resp, b.verdict(n, k, r))
 			s.rolling(reqs[i], out[i].resp)

@@ -63,7 +63,7 @@ func TestApplyWorkloadAcceptsAndRefuses(t *testing.T) {
 					said = err.Error()
 				}
 				if !strings.Contains(said, c.says) {
-					t.Errorf("the error is %q, want it to contain %q", said, c.says)
+					t.Errorf("the apply returned error %q, want an error that contains %q", said, c.says)
 				}
 			})
 		}
@@ -144,7 +144,7 @@ func TestOtherMutationsAcceptAndRefuse(t *testing.T) {
 			code(t, err, c.code)
 			is(t, "done", a.done, c.done)
 			if err == nil && !strings.Contains(a.says, c.says) {
-				t.Errorf("the error is %q, want it to contain %q", a.says, c.says)
+				t.Errorf("the call returned the reason %q, want a reason that contains %q", a.says, c.says)
 			}
 		})
 	}
@@ -241,7 +241,7 @@ func TestRequestIDsMakeCallsRepeatable(t *testing.T) {
 				ok(t, err)
 				is(t, attempt+": success", r.GetSuccess(), true)
 				is(t, attempt+": message", r.GetErrorMessage(), "")
-				is(t, "workloads left", g.view().WorkloadCount(), 1)
+				is(t, "number of workloads after the delete of the group", g.view().WorkloadCount(), 1)
 			}
 			r, err := g.control(1).DeleteWorkload(ctxFor(t), &controlv1.DeleteWorkloadRequest{WorkloadId: "grp"})
 			ok(t, err)
@@ -278,8 +278,8 @@ func TestApplyWorkloadsAnswersEachRequest(t *testing.T) {
 
 	again, err := g.cluster(0).ApplyWorkloads(ctxFor(t), req)
 	ok(t, err)
-	is(t, "receipts after a repetition", g.view().ReceiptCount(), 3)
-	is(t, "the same generation", again.GetResults()[0].GetGeneration().GetSequence(), r.GetResults()[0].GetGeneration().GetSequence())
+	is(t, "number of receipts after the call was repeated", g.view().ReceiptCount(), 3)
+	is(t, "generation of the first workload in the answer to the repeated call", again.GetResults()[0].GetGeneration().GetSequence(), r.GetResults()[0].GetGeneration().GetSequence())
 
 	for _, n := range []int{0, maxBatch + 1} {
 		_, err := g.cluster(0).ApplyWorkloads(ctxFor(t), &clusterv1.ApplyWorkloadsRequest{Workloads: make([]*controlv1.ApplyWorkloadRequest, n)})
@@ -310,7 +310,7 @@ func TestApplyStreamAnswersInOrder(t *testing.T) {
 				r, err := s.Recv()
 				ok(t, err)
 				if r.GetCorrelationId() != fmt.Sprint(i) || r.GetResult().GetSuccess() != (i%7 != 3) {
-					t.Fatalf("answer %d on the stream is %v, want the answer to request %d", i, r, i)
+					t.Fatalf("answer number %d on the stream is %v, want the answer to request number %d", i, r, i)
 				}
 			}
 			_, err = s.Recv()
@@ -376,7 +376,7 @@ func TestControlStreamAnswersInOrder(t *testing.T) {
 				ok(t, err)
 				is(t, "correlation id", m.GetCorrelationId(), c.msg.CorrelationId)
 				if !c.want(m) {
-					t.Errorf("message %v got the unexpected answer %v", c.msg, m)
+					t.Errorf("message %v on the control stream got an answer that the case does not expect: %v", c.msg, m)
 				}
 			}
 			// The client sends all messages at once. The answers must arrive one by one, in the same order.
@@ -557,7 +557,7 @@ func TestAWriteToAClusterThatHasJustFormedWaits(t *testing.T) {
 	ok(t, err)
 	is(t, "success", r.GetSuccess(), true)
 	if n := late.calls.Load(); n < 5 {
-		t.Errorf("the server looked for the cluster key %d times, want until the key is there", n)
+		t.Errorf("the server looked for the cluster key %d times, want at least 5, because it must look until the replica has the key", n)
 	}
 }
 
@@ -584,7 +584,7 @@ func TestRunIDsAreKept(t *testing.T) {
 		r, err := g.control(0).ApplyWorkload(ctxFor(t), c.req)
 		ok(t, err)
 		if r.GetSuccess() != (c.says == "") || !strings.Contains(r.GetErrorMessage(), c.says) {
-			t.Errorf("the apply of %s returned %v, want %q", c.req.GetWorkloadId(), r, c.says)
+			t.Errorf("the apply of workload %q returned %v, want the error %q", c.req.GetWorkloadId(), r, c.says)
 		}
 	}
 }

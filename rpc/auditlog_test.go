@@ -44,12 +44,12 @@ func TestAuditLogsAreServedWithHashes(t *testing.T) {
 	got, err := read(&clusterv1.AuditRequest{Log: "refusals"})
 	ok(t, err)
 	if n := len(got); n < 2 || got[n-1].GetMessage() != "refused again" || string(got[n-1].GetPreviousHash()) != string(got[n-2].GetHash()) {
-		t.Errorf("the log refusals has the records %v, want the last one to be the new refusal, with the hash of the record before it", got)
+		t.Errorf("the audit log \"refusals\" has the records %v, want the new refusal as the last record, with the hash of the record before it", got)
 	}
 	later, err := read(&clusterv1.AuditRequest{Log: "refusals", After: got[len(got)-2].GetNumber()})
 	ok(t, err)
 	if len(later) != 1 || string(later[0].GetPreviousHash()) != string(got[len(got)-2].GetHash()) {
-		t.Errorf("the records after the second to last are %v, want one that continues the hash chain", later)
+		t.Errorf("a read of the audit log after its second to last record returned %v, want one record that continues the hash chain", later)
 	}
 	_, err = read(&clusterv1.AuditRequest{After: 3})
 	code(t, err, codes.InvalidArgument)
@@ -63,7 +63,7 @@ func TestAuditLogsAreServedWithHashes(t *testing.T) {
 func TestRefusalsAreCoalesced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRefusals()
-		var mu sync.Mutex // wait for the goroutines that end the minute of each caller
+		var mu sync.Mutex // protects said and fails, which the goroutines that end each caller's minute use
 		var said []string
 		fails := false
 		note := func(who caller) bool {
@@ -88,7 +88,7 @@ func TestRefusalsAreCoalesced(t *testing.T) {
 				recorded++
 			}
 		}
-		is(t, "records of one caller", recorded, refusalEach)
+		is(t, "number of recorded refusals of one caller within a minute", recorded, refusalEach)
 		is(t, "the refusal of another caller is recorded", note(ada), true)
 		strangers := 0
 		for i := range 100_000 {
@@ -97,16 +97,16 @@ func TestRefusalsAreCoalesced(t *testing.T) {
 			}
 		}
 		if strangers > strangerBurst || len(r.callers) > maxRefusedNetworks+3 {
-			t.Errorf("%d refusals of strangers were recorded and %d callers are in memory, want at most the limits", strangers, len(r.callers))
+			t.Errorf("%d refusals of callers without a certificate were recorded and %d callers are in memory, want at most the limits", strangers, len(r.callers))
 		}
-		is(t, "the refusal of a person is recorded after those of strangers", note(ada), true)
+		is(t, "the refusal of user ada is recorded, although many refusals of callers without a certificate came before", note(ada), true)
 		time.Sleep(refusalWindow + time.Second)
 		synctest.Wait()
 		if !strings.Contains(strings.Join(said, ","), "user/vera 980") {
-			t.Errorf("the records with counts are %.200v, want one with the 980 further refusals of user vera", said)
+			t.Errorf("the records with numbers of refusals are %.200v, want one with the 980 further refusals of user vera", said)
 		}
 		if !slices.ContainsFunc(said, func(s string) bool { return strings.HasPrefix(s, "others ") }) || len(said) > maxRefusedNetworks+2 {
-			t.Errorf("%d records of counted refusals, want at most %d, one of them for the networks that were counted together", len(said), maxRefusedNetworks+2)
+			t.Errorf("there are %d records with numbers of refusals, want at most %d, one of them for the networks that were counted together", len(said), maxRefusedNetworks+2)
 		}
 		is(t, "callers in memory after a minute", len(r.callers)+r.networks, 0)
 
@@ -122,13 +122,13 @@ func TestRefusalsAreCoalesced(t *testing.T) {
 		r.unrecorded(vera, false)
 		time.Sleep(refusalWindow + time.Second)
 		synctest.Wait()
-		is(t, "recorded without a leader", len(said), 0)
+		is(t, "number of records that could be written without a leader", len(said), 0)
 		mu.Lock()
 		fails = false
 		mu.Unlock()
 		time.Sleep(refusalAgain)
 		synctest.Wait()
-		is(t, "recorded later", strings.Join(said, ","), "user/vera 6")
+		is(t, "records that are written once there is a leader again", strings.Join(said, ","), "user/vera 6")
 		is(t, "callers in memory at the end", len(r.callers), 0)
 	})
 }

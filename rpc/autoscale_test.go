@@ -35,23 +35,23 @@ func TestAutoscale(t *testing.T) {
 	ok(t, leader.Autoscale(ctxFor(t), "grp", 2, 4, "CPU use is 90 %"))
 	is(t, "members", len(fsm.Members(g.view(), "grp")), 4)
 	head := g.history[len(g.history)-1].GetHead()
-	is(t, "the share of a namespace in the state", int(head.GetNamespaceShare()), fsm.NamespaceShare)
-	is(t, "the part of the state for admins", int(head.GetRoomReserve()), fsm.AdminReserve)
+	is(t, "share of the state, in the command's head, that one namespace may use", int(head.GetNamespaceShare()), fsm.NamespaceShare)
+	is(t, "part of the state, in the command's head, that is reserved for admins", int(head.GetRoomReserve()), fsm.AdminReserve)
 	w, _ := g.view().Workload("grp-3")
 	plain, err := spec.Unseal("grp-3", w.Spec, sealer(leader.cfg.Keys))
 	ok(t, err)
 	is(t, "secret", plain.GetContainer().GetEnv()["PASSWORD"], "geheim")
 	if err := leader.Autoscale(ctxFor(t), "grp", 2, 3, ""); err == nil || !strings.Contains(err.Error(), "4 members by now, not 2") {
-		t.Errorf("a decision about another number gives the error %v", err)
+		t.Errorf("a decision of the autoscaler for 2 members, while the group has 4, returned the error %v, want an error that names both numbers", err)
 	}
 
-	is(t, "the same file again", apply(autoscaled()), "grp-0 grp-1 grp-2 grp-3")
+	is(t, "members after an apply of the same file, which keeps the 4 of the autoscaler", apply(autoscaled()), "grp-0 grp-1 grp-2 grp-3")
 	other := autoscaled()
 	other.Spec.Count, other.Spec.GetContainer().Image = new(int32(2)), "nginx:2"
-	is(t, "another image and a count", apply(other), "grp-0 grp-1 grp-2 grp-3")
+	is(t, "members after an apply with another image and count 2, which keeps the 4 of the autoscaler", apply(other), "grp-0 grp-1 grp-2 grp-3")
 	lower := autoscaled()
 	lower.Spec.Autoscale.Max = 3
-	is(t, "a lower limit", apply(lower), "grp-0 grp-1 grp-2")
+	is(t, "members after an apply with the lower maximum of 3 members", apply(lower), "grp-0 grp-1 grp-2")
 	plan, err := g.cluster(0).PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{lower}})
 	ok(t, err)
 	for _, p := range plan.GetWorkloads() {
@@ -63,12 +63,12 @@ func TestAutoscale(t *testing.T) {
 	ok(t, err)
 	apply(autoscaled())
 	if err := leader.Autoscale(ctxFor(t), "grp", 3, 4, ""); err == nil || !strings.Contains(err.Error(), "quota") {
-		t.Errorf("above the quota the error is %v", err)
+		t.Errorf("a decision of the autoscaler above the namespace's quota returned the error %v, want one that names the quota", err)
 	}
 	_, err = g.cluster(1).ScaleGroup(ctxFor(t), &clusterv1.ScaleGroupRequest{Group: "grp", Count: 0, RequestId: requestID(t)})
 	ok(t, err)
-	is(t, "a group that was scaled to 0", apply(autoscaled()), "grp-0")
-	is(t, "its number", fsm.Count(fsm.Members(g.view(), "grp")), 0)
+	is(t, "members after an apply of a group that was scaled to 0", apply(autoscaled()), "grp-0")
+	is(t, "count of the group that was scaled to 0, after the apply", fsm.Count(fsm.Members(g.view(), "grp")), 0)
 }
 
 // TestRollBackOfAnAutoscaledMember: a user rolls back one member of a group with an autoscaler. The member must get
@@ -95,7 +95,7 @@ func TestRollBackOfAnAutoscaledMember(t *testing.T) {
 	is(t, "stored max", plain.GetAutoscale().GetMax(), 7)
 	is(t, "members", len(fsm.Members(g.view(), "grp")), 2)
 	other, _ := g.view().Workload("grp-0")
-	is(t, "the other member", other.Content == first, false)
+	is(t, "whether the other member was rolled back too", other.Content == first, false)
 }
 
 // TestUndoIsOffered: GetRollout offers the undo of an update only if the undo would not change the number of members
@@ -118,9 +118,9 @@ func TestUndoIsOffered(t *testing.T) {
 		ok(t, err)
 		return r.GetCanUndo()
 	}
-	is(t, "with the former number", offered(), true)
+	is(t, "whether undo is offered if both versions have the same number of members", offered(), true)
 	version("nginx:3", 3)
-	is(t, "with another number", offered(), false)
+	is(t, "whether undo is offered if the earlier version has another number of members", offered(), false)
 }
 
 // TestAutoscaleIsShown: the CPU use and the autoscaler's last decision are in the views of the members and
@@ -140,7 +140,7 @@ func TestAutoscaleIsShown(t *testing.T) {
 	}
 	a := get()
 	is(t, "max", a.GetSettings().GetMax(), 5)
-	is(t, "without a decision", a.CpuPercent == nil && a.GetDecision() == "", true)
+	is(t, "whether the autoscaler's view is empty before its first decision", a.CpuPercent == nil && a.GetDecision() == "", true)
 	g.replicas[0].autoscaled = sched.Autoscaled{
 		ScaleDecision: sched.ScaleDecision{Use: 45, Measured: 1, Reason: "2 members fit"}, Members: 2, At: time.Now().UnixNano(),
 	}

@@ -82,13 +82,13 @@ func TestARestoreFirstSharesItsKey(t *testing.T) {
 	_, err = restoreInto(t.Context(), t, g.replicas[0], data, &clusterv1.RestoreBackupRequest{ClusterKey: key.Export()})
 	code(t, err, codes.FailedPrecondition)
 	if before := g.now().Info().Incarnation; !strings.Contains(err.Error(), "disk full") || before != 1 {
-		t.Errorf("incarnation %d, want 1; error %v", before, err)
+		t.Errorf("after a restore whose key could not be shared, the state has incarnation %d, want 1; the error is %v, want \"disk full\"", before, err)
 	}
 	full = false
 	_, err = restoreInto(t.Context(), t, g.replicas[0], data, &clusterv1.RestoreBackupRequest{ClusterKey: key.Export()})
 	ok(t, err)
 	if len(shared) != 2 || shared[1] != key.ID() {
-		t.Errorf("shared keys %v, want %s twice", shared, key.ID())
+		t.Errorf("the restores shared the keys %v, want key %s twice", shared, key.ID())
 	}
 }
 
@@ -162,7 +162,7 @@ func TestInvalidRestoresAreRefused(t *testing.T) {
 		code codes.Code
 		says string
 	}{
-		{"a flipped bit", damaged, codes.InvalidArgument, "not a backup that can be restored"},
+		{"a backup with one flipped bit", damaged, codes.InvalidArgument, "not a backup that can be restored"},
 		{"a file that was cut off", data[:len(data)-3], codes.InvalidArgument, "it ends within"},
 		{"a file that is no backup", []byte("hello, this is not a backup"), codes.InvalidArgument, "not a backup"},
 		{"a backup of another cluster", strange.Bytes(), codes.FailedPrecondition, "SCHEDULER_CLUSTER_ID=c9"},

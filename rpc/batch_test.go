@@ -51,12 +51,12 @@ func TestSmallWorkloadsShareACommand(t *testing.T) {
 		fact string
 		reqs []*controlv1.ApplyWorkloadRequest
 		want string
-		says string // expected outcome of each request, as one letter
+		says string // expected outcome of each request: y (accepted) or n (refused)
 	}{
 		{"small workloads", many(3), "each 3", "yyy"},
 		{"one small workload gives a command of its own", many(1), "each 1", "y"},
-		{"more small workloads than a row can hold", many(fsm.MaxEach + 2), "each 64, each 2", strings.Repeat("y", fsm.MaxEach+2)},
-		{"the same workload twice in a call", []*controlv1.ApplyWorkloadRequest{web("a"), web("b"), web("a"), web("c")}, "each 2, each 2", "yyyy"},
+		{"more small workloads than one command can hold are split into two commands", many(fsm.MaxEach + 2), "each 64, each 2", strings.Repeat("y", fsm.MaxEach+2)},
+		{"a second request for the same workload begins another command", []*controlv1.ApplyWorkloadRequest{web("a"), web("b"), web("a"), web("c")}, "each 2, each 2", "yyyy"},
 		{"a request that is refused before it is proposed does not change the order of the answers", []*controlv1.ApplyWorkloadRequest{bad, web("a"), {WorkloadId: "bad2", Spec: bad.Spec}, web("b")}, "each 2", "nyny"},
 		{"a large workload, a group, a stop and a request with its own id get their own commands",
 			[]*controlv1.ApplyWorkloadRequest{web("a"), large, web("b"), three, web("c"), own, web("d"), {WorkloadId: "a", DesiredState: "stopped"}, web("e")},
@@ -75,7 +75,7 @@ func TestSmallWorkloadsShareACommand(t *testing.T) {
 			for i, one := range r.GetResults() {
 				said += map[bool]string{true: "y", false: "n"}[one.GetSuccess()]
 				if one.GetSuccess() && c.reqs[i].GetSpec().GetCount() == 0 {
-					is(t, "workload of the answer", strings.Join(one.GetWorkloadIds(), " "), c.reqs[i].GetWorkloadId())
+					is(t, "workload id in the answer to each request", strings.Join(one.GetWorkloadIds(), " "), c.reqs[i].GetWorkloadId())
 				}
 			}
 			is(t, "success", said, c.says)
@@ -83,7 +83,7 @@ func TestSmallWorkloadsShareACommand(t *testing.T) {
 			receipts := g.view().ReceiptCount()
 			again, err := g.cluster(0).ApplyWorkloads(ctxFor(t), req)
 			ok(t, err)
-			is(t, "receipts after a repetition", g.view().ReceiptCount(), receipts)
+			is(t, "number of receipts after the call was repeated", g.view().ReceiptCount(), receipts)
 			for i, one := range again.GetResults() {
 				is(t, "the same answer", one.String(), r.GetResults()[i].String())
 			}
@@ -112,7 +112,7 @@ func TestARepeatedRowFindsItsReceipt(t *testing.T) {
 				RequestId: requestID(t), Workloads: []*controlv1.ApplyWorkloadRequest{web("a"), web("b")},
 			})
 			ok(t, err)
-			is(t, "commands", shapes(g, before), "each 2, each 2")
+			is(t, "kinds of the commands that the call and its repetition made", shapes(g, before), "each 2, each 2")
 			is(t, "receipts", g.view().ReceiptCount(), 1)
 			for _, one := range r.GetResults() {
 				is(t, "unchanged in the answer to a repeated call", one.GetUnchanged(), false)
@@ -145,7 +145,7 @@ func TestARepetitionDoesNotApplyARowThatWasRefused(t *testing.T) {
 	}
 	again := repeat()
 	for _, i := range []int{0, 2} {
-		is(t, "the others' answers", again.GetResults()[i].String(), first.GetResults()[i].String())
+		is(t, "answer of the repeated call to a request that was accepted before", again.GetResults()[i].String(), first.GetResults()[i].String())
 	}
 	is(t, "success", again.GetResults()[1].GetSuccess(), false)
 	if said := again.GetResults()[1].GetErrorMessage(); !strings.Contains(said, "later") || !strings.Contains(said, "new request id") {

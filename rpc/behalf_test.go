@@ -45,11 +45,11 @@ func TestHistoryNamesTheUser(t *testing.T) {
 			via string
 			at  string
 		}{
-			"nobody":                    {nil, "persys://c1/gateway/g", "", "127.0.0.1"},
-			"a user with a certificate": {[]string{dial.KeyOnBehalf, adaHere}, adaHere, "persys://c1/gateway/g", "127.0.0.1"},
-			"a user with a token":       {[]string{dial.KeyUser, token1, dial.KeyFrom, "10.1.2.3"}, token1, "persys://c1/gateway/g", "10.1.2.3"},
-			"both":                      {[]string{dial.KeyOnBehalf, adaHere, dial.KeyUser, token1}, adaHere, "persys://c1/gateway/g", "127.0.0.1"},
-			"the address of a user":     {[]string{dial.KeyFrom, "10.1.2.3"}, "persys://c1/gateway/g", "", "127.0.0.1"},
+			"nobody": {nil, "persys://c1/gateway/g", "", "127.0.0.1"},
+			"a user of the gateway with a certificate":       {[]string{dial.KeyOnBehalf, adaHere}, adaHere, "persys://c1/gateway/g", "127.0.0.1"},
+			"a user of the gateway with a token":             {[]string{dial.KeyUser, token1, dial.KeyFrom, "10.1.2.3"}, token1, "persys://c1/gateway/g", "10.1.2.3"},
+			"both":                                           {[]string{dial.KeyOnBehalf, adaHere, dial.KeyUser, token1}, adaHere, "persys://c1/gateway/g", "127.0.0.1"},
+			"the gateway sends an address but names no user": {[]string{dial.KeyFrom, "10.1.2.3"}, "persys://c1/gateway/g", "", "127.0.0.1"},
 		} {
 			ok(t, apply(i, "gateway/g", "web-"+strings.ReplaceAll(name, " ", "-")+where, x.md...))
 			says(name+" at the "+where, last(), x.by, x.via, x.at)
@@ -62,7 +62,7 @@ func TestHistoryNamesTheUser(t *testing.T) {
 			}
 		}
 	}
-	t.Run("a refusal names the user too", func(t *testing.T) {
+	t.Run("the event of a refused call names the user and the gateway", func(t *testing.T) {
 		viewer(g, "vera")
 		code(t, apply(1, "gateway/g", "x", dial.KeyOnBehalf, "persys://c1/user/vera"), codes.PermissionDenied)
 		is(t, "type", last().Type, fsm.EventCallRefused)
@@ -86,18 +86,18 @@ func TestHistoryNamesTheUser(t *testing.T) {
 			err := do(clusterv1.NewClusterClient(as(1, "user/admin")))
 			now := kept(g)[before:]
 			if len(now) == 0 || now[0].Type != fsm.EventCallMade || now[0].Message != what {
-				t.Errorf("%s: the history has %v, want the call as its newest event", what, now)
+				t.Errorf("call about %q: the history has %v, want the call as the first new event", what, now)
 				continue
 			}
 			calls++
 			says(what, now[0], "persys://c1/user/admin", "", "127.0.0.1")
 			failed := slices.ContainsFunc(now[len(now)-1].Details, func(l fsm.Label) bool { return l.Key == "error" && l.Value != "" })
-			is(t, what+": a failure is kept too", failed, err != nil)
+			is(t, "whether the failure of the call about "+what+" is recorded", failed, err != nil)
 		}
-		is(t, "calls", calls, 3)
+		is(t, "number of calls that were recorded", calls, 3)
 		before := len(kept(g))
 		_, _ = clusterv1.NewClusterClient(as(0, "user/admin")).CollectGarbage(ctxFor(t), &clusterv1.CollectGarbageRequest{NodeId: "a", DryRun: true})
-		is(t, "a read is not recorded", len(kept(g)), before)
+		is(t, "number of events after a dry run, which is a read and is not recorded", len(kept(g)), before)
 	})
 	t.Run("a namespace record names the user", func(t *testing.T) {
 		ctx := with(t, dial.KeyUser, token1)
@@ -115,7 +115,7 @@ func TestHistoryNamesTheUser(t *testing.T) {
 			t.Fatalf("the history has no import: %v", kept(g))
 		}
 		is(t, "by", kept(g)[i].By, token1)
-		is(t, "the gateway is named", strings.Contains(kept(g)[i].Message, "through persys://c1/gateway/g"), true)
+		is(t, "whether the event of the import names the gateway", strings.Contains(kept(g)[i].Message, "through persys://c1/gateway/g"), true)
 	})
 	t.Run("a scheduler may forward only the identity that a gateway has named", func(t *testing.T) {
 		of := func(who string) error {

@@ -15,8 +15,9 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
-// BenchmarkApplyUnary measures calls of ApplyWorkload with one workload each, from 256 callers over eight
-// connections. The leader's log is a stub that costs nothing, so the benchmark measures the gRPC layer.
+// BenchmarkApplyUnary measures calls of ApplyWorkload with one workload each, made by 256 callers over
+// eight connections. The leader's log is a stub that costs nothing, so the benchmark measures the gRPC
+// layer.
 func BenchmarkApplyUnary(b *testing.B) {
 	g := newGroup(b, 1)
 	g.replicas[0].hollow = true

@@ -43,7 +43,7 @@ func TestConditions(t *testing.T) {
 		is(t, "reason", dial.Reason(err), dial.ReasonOtherRevision)
 		for _, word := range words {
 			if !strings.Contains(err.Error(), word) {
-				t.Errorf("the error is %q, want it to contain %q", err, word)
+				t.Errorf("a call with a condition on another revision returned error %q, want an error that contains %q", err, word)
 			}
 		}
 	}
@@ -56,7 +56,7 @@ func TestConditions(t *testing.T) {
 	got, err := g.control(0).GetWorkload(ctx, &controlv1.GetWorkloadRequest{WorkloadId: "web"})
 	ok(t, err)
 	is(t, "etag", got.GetWorkload().GetEtag(), second.GetEtag())
-	is(t, "number", got.GetWorkload().GetRevisionNumber(), 2)
+	is(t, "number of the present revision", got.GetWorkload().GetRevisionNumber(), 2)
 	_, err = apply(on(first.GetEtag(), withImage("web", "web:3")))
 	otherRevision(err, `"web" is at revision 2`, "persysctl history web")
 	_, err = apply(on("1", &controlv1.ApplyWorkloadRequest{WorkloadId: "web", DesiredState: "stopped"}))
@@ -77,13 +77,13 @@ func TestConditions(t *testing.T) {
 	code(t, err, codes.InvalidArgument)
 	several, err := g.cluster(1).ApplyWorkloads(ctx, &clusterv1.ApplyWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{on("1", withImage("web", "web:3")), on("0", web("api"))}})
 	ok(t, err)
-	is(t, "a workload with another revision", several.GetResults()[0].GetSuccess(), false)
-	is(t, "a workload that does not exist", several.GetResults()[1].GetSuccess(), true)
+	is(t, "success of the request whose condition names another revision", several.GetResults()[0].GetSuccess(), false)
+	is(t, "success of the request on condition that the workload does not exist", several.GetResults()[1].GetSuccess(), true)
 	plan, err := g.cluster(1).PlanWorkloads(ctx, &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{on("1", withImage("web", "web:3"))}})
 	ok(t, err)
-	is(t, "plan", plan.GetWorkloads()[0].GetAction(), "refused")
+	is(t, "planned action of a request whose condition names another revision", plan.GetWorkloads()[0].GetAction(), "refused")
 	w, _ := g.view().Workload("web")
-	is(t, "etag in the end", w.ETag(), second.GetEtag())
+	is(t, "etag of the workload after all refused calls", w.ETag(), second.GetEtag())
 }
 
 // TestRequestIDOfAnotherRequest: if a request id is used again with another message or method, the second request is
@@ -125,14 +125,14 @@ func TestRequestIDOfAnotherRequest(t *testing.T) {
 		{"another specification", apply(withImage("new", "web:1")), apply(withImage("new", "web:2"))},
 		{"another workload", apply(web("new")), apply(web("other"))},
 		{"another method", apply(web("web")), remove("web")},
-		{"a list with one more workload in the same command", several(list(web("new"))), several(list(web("new"), web("other")))},
-		{"a list with one more workload, which gets a command of its own", several(list(large("new"))), several(list(large("new"), large("other")))},
-		{"a group in place of a workload", remove("web"), remove("grp")},
-		{"a workload in place of a group", remove("grp"), remove("web")},
-		{"a list of two workloads in place of one workload", apply(web("new")), several(list(large("new"), large("other")))},
-		{"a list of one workload in place of the workload alone", apply(web("new")), several(list(withImage("new", "web:2")))},
-		{"one workload alone in place of a list with it", several(list(web("new"))), apply(withImage("new", "web:2"))},
-		{"a delete in place of a list of applies", several(list(web("new"))), remove("new")},
+		{"a call with one more workload in the same command", several(list(web("new"))), several(list(web("new"), web("other")))},
+		{"a call with one more workload, which gets a command of its own", several(list(large("new"))), several(list(large("new"), large("other")))},
+		{"a delete of a group in place of a delete of a workload", remove("web"), remove("grp")},
+		{"a delete of a workload in place of a delete of a group", remove("grp"), remove("web")},
+		{"an apply of two workloads in place of an apply of one workload", apply(web("new")), several(list(large("new"), large("other")))},
+		{"ApplyWorkloads with one workload in place of ApplyWorkload", apply(web("new")), several(list(withImage("new", "web:2")))},
+		{"ApplyWorkload in place of ApplyWorkloads with the same workload", several(list(web("new"))), apply(withImage("new", "web:2"))},
+		{"a delete in place of ApplyWorkloads", several(list(web("new"))), remove("new")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGroup(t, 2)
@@ -146,9 +146,9 @@ func TestRequestIDOfAnotherRequest(t *testing.T) {
 			was := g.now().Info().Sequence
 			err = c.second(ctx, g)
 			if status.Code(err) != codes.InvalidArgument || dial.Reason(err) != dial.ReasonOtherRequest || !strings.Contains(err.Error(), "id of its own") {
-				t.Errorf("the second request returned %v, want InvalidArgument with the advice to use another id", err)
+				t.Errorf("a second, different request with the same request id returned %v, want InvalidArgument with the advice to use another id", err)
 			}
-			is(t, "number of records that the second request changed", g.now().Info().Sequence, was)
+			is(t, "state's sequence number after the refused second request", g.now().Info().Sequence, was)
 		})
 	}
 }
@@ -171,7 +171,7 @@ func TestRequestIDsBelongToTheirCallers(t *testing.T) {
 		} {
 			ok(t, call(i, "user/ada"))
 			if err := call(i, "user/admin"); dial.Reason(err) != dial.ReasonOtherRequest {
-				t.Errorf("%s: another caller with the request id got %v, want a refusal", name, err)
+				t.Errorf("call %q: another caller who used the same request id got %v, want a refusal", name, err)
 			}
 			ok(t, call(1-i, "user/ada"))
 		}
@@ -208,17 +208,17 @@ func TestTakesBack(t *testing.T) {
 		req  *controlv1.ApplyWorkloadRequest
 		want string
 	}{
-		{"a new workload", spec("web:1", "1", "1"), ""},
-		{"a new image", spec("web:2", "1", "1"), ""},
-		{"the same again", spec("web:2", "1", "1"), ""},
-		{"a new value", spec("web:2", "2", "1"), ""},
-		{"the first file is applied again, with a value of its own", spec("web:1", "1", "3"), "container.image web:2 > web:1 2, metadata.A 2 > 1 3"},
-		{"a third image", spec("web:3", "1", "3"), ""},
+		{"the workload is created with web:1, A=1 and B=1", spec("web:1", "1", "1"), ""},
+		{"only the image changes, to web:2", spec("web:2", "1", "1"), ""},
+		{"the same file is applied again", spec("web:2", "1", "1"), ""},
+		{"only A changes, to 2", spec("web:2", "2", "1"), ""},
+		{"the first file is applied again with a new B, which sets image and A back", spec("web:1", "1", "3"), "container.image web:2 > web:1 2, metadata.A 2 > 1 3"},
+		{"only the image changes, to web:3", spec("web:3", "1", "3"), ""},
 		{"stopped", &controlv1.ApplyWorkloadRequest{WorkloadId: "web", DesiredState: "stopped"}, ""},
 		{"a secret", secret("one"), "desired_state Stopped > Running 0"},
 		{"another secret", secret("two"), ""},
-		{"the former secret", secret("one"), "a secret value  >  7"},
-		{"without a secret", spec("web:3", "1", "3"), "container.env.PASSWORD *** >  6"},
+		{"the secret is set back to its earlier value", secret("one"), "a secret value  >  7"},
+		{"the secret is removed, as in the file before it was added", spec("web:3", "1", "3"), "container.env.PASSWORD *** >  6"},
 		{"stopped again", &controlv1.ApplyWorkloadRequest{WorkloadId: "web", DesiredState: "stopped"}, ""},
 		{"the present file is applied, which starts the workload", spec("web:3", "1", "3"), "desired_state Stopped > Running 0"},
 	} {
@@ -245,7 +245,7 @@ func TestCounts(t *testing.T) {
 		req.Spec.Count = &n
 		r, err := g.control(0).ApplyWorkload(ctxFor(t), req)
 		ok(t, err)
-		is(t, "message", r.GetErrorMessage(), "")
+		is(t, "error text of the apply", r.GetErrorMessage(), "")
 		return r
 	}
 	for _, c := range []struct {
@@ -257,9 +257,9 @@ func TestCounts(t *testing.T) {
 		is(t, "unchanged", r.GetUnchanged(), c.unchanged)
 		is(t, "ids", strings.Join(r.GetWorkloadIds(), " "), c.ids)
 		first, _ := g.view().Workload("grp-0")
-		is(t, "the first member is stopped", first.Desired == "Stopped", c.count == 0)
+		is(t, "whether the first member is stopped", first.Desired == "Stopped", c.count == 0)
 	}
 	r, err := g.control(0).ApplyWorkload(ctxFor(t), &controlv1.ApplyWorkloadRequest{WorkloadId: "grp", DesiredState: "deleted", Spec: web("grp").Spec})
 	ok(t, err)
-	is(t, "a deleted group is unchanged", r.GetUnchanged(), false)
+	is(t, "whether the apply of a deleted group counts as unchanged", r.GetUnchanged(), false)
 }

@@ -33,6 +33,6 @@ func TestGatewaysMakeNoSessions(t *testing.T) {
 	bob := clusterv1.NewClusterClient(w.as(0, w.holds(pki.Identity{Role: pki.RoleUser, ID: "bob"})))
 	got, err := ask(ctxFor(t), bob)
 	if err == nil {
-		t.Errorf("another user got session %s of user %s with the same request id", got.GetSession().GetId(), got.GetSession().GetUser())
+		t.Errorf("user bob used the request id of user ada and got session %s of user %s, want an error", got.GetSession().GetId(), got.GetSession().GetUser())
 	}
 }

@@ -90,7 +90,7 @@ func TestDriftsAreListedAndFiltered(t *testing.T) {
 		ok(t, err)
 		w, _ := g.view().Workload("ghost")
 		is(t, "node", w.Node, "a")
-		is(t, "open", g.view().DriftCount(), 1)
+		is(t, "number of open drifts after the orphan was adopted", g.view().DriftCount(), 1)
 	})
 	t.Run("an orphan is deleted only once", func(t *testing.T) {
 		g := drifting(t)
@@ -99,7 +99,7 @@ func TestDriftsAreListedAndFiltered(t *testing.T) {
 			ok(t, err)
 		}
 		r, left := g.view().Residual("a", "ghost")
-		is(t, "ordered", left && r.Reason == fsm.CodeOrphanDeleted, true)
+		is(t, "whether the state orders the deletion of the orphan", left && r.Reason == fsm.CodeOrphanDeleted, true)
 	})
 	t.Run("only orphans can be adopted", func(t *testing.T) {
 		g := drifting(t)

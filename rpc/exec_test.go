@@ -151,7 +151,7 @@ func awaitAudit(t *testing.T, g *group, want ...string) {
 	t.Helper()
 	testbed.Within(t, testbed.Patience, "the record", func() error {
 		if got := audited(g); !slices.Equal(got, want) {
-			return fmt.Errorf("the record is\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+			return fmt.Errorf("the audit events are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 		return nil
 	})
@@ -163,8 +163,8 @@ func TestCommandLinesAreKeptAsAHash(t *testing.T) {
 	g := newGroup(t, 1, func(_ int, c *Config) { c.AuditCommands = false })
 	sum := sha256.Sum256([]byte(`mysql -phunter2`))
 	got := g.replicas[0].server.recorded(&clusterv1.ExecOpen{Command: []string{"mysql", "-phunter2"}})
-	is(t, "a command", got, "mysql, 1 arguments, sha256 of the command line "+hex.EncodeToString(sum[:]))
-	is(t, "a console", g.replicas[0].server.recorded(&clusterv1.ExecOpen{Console: true}), "console")
+	is(t, "audit text of a command with an argument", got, "mysql, 1 arguments, sha256 of the command line "+hex.EncodeToString(sum[:]))
+	is(t, "audit text of a console", g.replicas[0].server.recorded(&clusterv1.ExecOpen{Console: true}), "console")
 	f := g.agent(t, 1)
 	f.exec = echo
 	g.put(t, web("web"), "n")
@@ -173,7 +173,7 @@ func TestCommandLinesAreKeptAsAHash(t *testing.T) {
 	_, bad, exit, err := heard(s)
 	ok(t, err)
 	is(t, "exit code", exit, 7)
-	is(t, "the agent gets the arguments", strings.Contains(bad, "-phunter2"), true)
+	is(t, "whether the agent gets the arguments of the command", strings.Contains(bad, "-phunter2"), true)
 	awaitAudit(t, g, "SessionOpened web@n "+got+" call=exec", "SessionClosed web@n exit code 7 call=exec")
 }
 
@@ -228,13 +228,13 @@ func TestExecSessionsAreRelayedAndRecorded(t *testing.T) {
 		g.replicas[0].conn.Close()
 		select {
 		case err := <-ended:
-			is(t, "the agent hears", status.Code(err), codes.Canceled)
+			is(t, "gRPC code with which the agent's stream ends", status.Code(err), codes.Canceled)
 		case <-time.After(5 * time.Second):
 			t.Fatal("the agent must notice the end of the session, but did not")
 		}
 		awaitAudit(t, g, "SessionOpened web@n sh call=exec", "SessionClosed web@n the caller disconnected call=exec")
 	})
-	t.Run("if the agent refuses, its error is returned", func(t *testing.T) {
+	t.Run("if the agent refuses a session, the caller gets the agent's error", func(t *testing.T) {
 		g, f, _, _ := agentWorld(t, 1)
 		f.exec = echo
 		_, _, _, err := heard(openAt(t, g.cluster(0), command("refused")))
@@ -244,7 +244,7 @@ func TestExecSessionsAreRelayedAndRecorded(t *testing.T) {
 	t.Run("a session is not opened if its event cannot be committed", func(t *testing.T) {
 		g, f, _, _ := agentWorld(t, 1)
 		f.exec = func(grpc.BidiStreamingServer[agentv1.ExecRequest, agentv1.ExecResponse]) error {
-			t.Error("the agent must not be called, but was")
+			t.Error("the agent was called, although the event of the session could not be committed")
 			return nil
 		}
 		g.elect(-1)
@@ -257,13 +257,13 @@ func TestExecSessionsAreRelayedAndRecorded(t *testing.T) {
 		code codes.Code
 		says string
 	}{
-		{"the error about an agent that has no sessions names it", command("sh"), codes.FailedPrecondition, "v9"},
+		{"the error about an agent without sessions names the agent's version", command("sh"), codes.FailedPrecondition, "v9"},
 		{"a session in an unknown workload is not found", &clusterv1.ExecOpen{WorkloadId: "x", Command: []string{"sh"}}, codes.NotFound, "x"},
 		{"a session in a workload that is on no node is refused", &clusterv1.ExecOpen{WorkloadId: "idle", Command: []string{"sh"}}, codes.FailedPrecondition, "why idle"},
 		{"no command", &clusterv1.ExecOpen{WorkloadId: "web"}, codes.InvalidArgument, "command"},
-		{"a session with both a console and a command", &clusterv1.ExecOpen{WorkloadId: "web", Console: true, Command: []string{"sh"}}, codes.InvalidArgument, "console"},
-		{"a long command", command("sh", strings.Repeat("x", maxExecBytes)), codes.ResourceExhausted, "65540 bytes"},
-		{"a large terminal", &clusterv1.ExecOpen{WorkloadId: "web", Command: []string{"sh"}, Size: &clusterv1.TerminalSize{Rows: 1 << 16}}, codes.InvalidArgument, "size"},
+		{"a session with both a console and a command is refused", &clusterv1.ExecOpen{WorkloadId: "web", Console: true, Command: []string{"sh"}}, codes.InvalidArgument, "console"},
+		{"a session with a command line above the limit is refused", command("sh", strings.Repeat("x", maxExecBytes)), codes.ResourceExhausted, "65540 bytes"},
+		{"a session with a terminal size above the limit is refused", &clusterv1.ExecOpen{WorkloadId: "web", Command: []string{"sh"}, Size: &clusterv1.TerminalSize{Rows: 1 << 16}}, codes.InvalidArgument, "size"},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			g, _, _, _ := agentWorld(t, 1)
@@ -271,7 +271,7 @@ func TestExecSessionsAreRelayedAndRecorded(t *testing.T) {
 			_, _, _, err := heard(openAt(t, g.cluster(0), c.open))
 			code(t, err, c.code)
 			if !strings.Contains(err.Error(), c.says) {
-				t.Errorf("the error is %v, want it to contain %q", err, c.says)
+				t.Errorf("the session returned error %v, want an error that contains %q", err, c.says)
 			}
 		})
 	}
@@ -300,7 +300,7 @@ func TestConsoleThroughAFollower(t *testing.T) {
 			m, err = s.Recv()
 		}
 		ok(t, err)
-		is(t, "output while there is no leader", string(m.GetOutput().GetData()), "ping0;")
+		is(t, "output of the session while there is no leader", string(m.GetOutput().GetData()), "ping0;")
 		g.elect(2)
 		ok(t, s.CloseSend())
 		_, _, code, err := heard(s)
@@ -309,7 +309,7 @@ func TestConsoleThroughAFollower(t *testing.T) {
 		testbed.Within(t, testbed.Patience, "the record", func() error {
 			got := audited(g)[before:]
 			if !slices.Equal(got, []string{"SessionOpened web@n console call=console tty=true", "SessionClosed web@n exit code 7 call=console tty=true"}) {
-				return fmt.Errorf("the record is %q", got)
+				return fmt.Errorf("the audit events of the session are %q", got)
 			}
 			return nil
 		})
@@ -341,16 +341,16 @@ func TestExecRecordsFromAnyReplica(t *testing.T) {
 		cc := clusterv1.NewClusterClient(dialAs(1, want.cert))
 		_, _, _, err := heard(openWith(t, metadata.AppendToOutgoingContext(ctxFor(t), want.md...), cc, &clusterv1.ExecOpen{WorkloadId: "web", Command: []string{"sh"}}))
 		code(t, err, want.code)
-		is(t, name+": events", len(kept(g))-before, len(want.lines))
+		is(t, name+": number of events about the session", len(kept(g))-before, len(want.lines))
 		lines := audited(g)
 		for i, line := range want.lines {
 			if got := lines[len(lines)-len(want.lines)+i]; !strings.HasPrefix(got, line) {
-				t.Errorf("%s: %q, want %q", name, got, line)
+				t.Errorf("%s: the audit event of the session is %q, want it to begin with %q", name, got, line)
 			}
 			e := kept(g)[before+i]
 			by, _, _ := strings.Cut(e.By, "?")
-			is(t, name+": who", by, want.by)
-			is(t, name+": through which gateway", viaOf(e), map[bool]string{true: "persys://c1/gateway/g"}[want.md != nil])
+			is(t, name+": caller in the audit event", by, want.by)
+			is(t, name+": gateway in the audit event", viaOf(e), map[bool]string{true: "persys://c1/gateway/g"}[want.md != nil])
 			is(t, "whether the event has the caller's address", slices.Contains(e.Details, fsm.Label{Key: "from", Value: "127.0.0.1"}), true)
 		}
 	}

@@ -36,14 +36,14 @@ func TestFilesOfAStack(t *testing.T) {
 	ok(t, err)
 	for _, want := range []string{`line 4: services.web.env_file: "web.env" is not in the stack's folder; apply the Compose file with persysctl from the folder`} {
 		if resp.GetSuccess() || !strings.Contains(resp.GetErrorMessage(), want) {
-			t.Errorf("an apply of a stack without its files returned %v, want a refusal because of the missing files", resp)
+			t.Errorf("an apply of a stack without the files that its Compose file names returned %v, want a refusal because of the missing files", resp)
 		}
 	}
 	mount := composeRequest("web", "services:\n  web:\n    image: a\n    volumes: [\"./site.conf:/site.conf\"]\n")
 	resp, err = c.ApplyWorkload(ctxFor(t), mount)
 	ok(t, err)
 	if want := `line 4: services.web.volumes.0: "./site.conf" is not in the stack's folder`; resp.GetSuccess() || !strings.Contains(resp.GetErrorMessage(), want) {
-		t.Errorf("an apply with a mount of a file that was not sent returned %v, want a refusal that names the line", resp)
+		t.Errorf("an apply with a mount of a file that was not sent returned %v, want a refusal that names the line of the Compose file", resp)
 	}
 	plan, err := g.cluster(0).PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{request("one")}})
 	ok(t, err)
@@ -59,7 +59,7 @@ func TestFilesOfAStack(t *testing.T) {
 	if got := plan.GetWorkloads()[0].GetChanges(); len(got) == 0 || !strings.Contains(changed(got), "compose.files[site.conf].digest:") || strings.Contains(changed(got), "web.env") {
 		t.Errorf("the plan of a stack with another file shows %v, want that only the changed file differs", got)
 	}
-	is(t, "the file site.conf of the stored revision", siteOf(t, g), "two")
+	is(t, "content of site.conf in the stored revision", siteOf(t, g), "two")
 	got, err := c.GetWorkload(ctxFor(t), &controlv1.GetWorkloadRequest{WorkloadId: "web"})
 	ok(t, err)
 	if text := got.String(); !strings.Contains(text, "site.conf") || strings.Contains(text, "c4nary") {
@@ -67,11 +67,11 @@ func TestFilesOfAStack(t *testing.T) {
 	}
 	_, err = g.cluster(0).RollBack(ctxFor(t), &clusterv1.RollBackRequest{WorkloadId: "web", RequestId: requestID(t)})
 	ok(t, err)
-	is(t, "the file site.conf after a rollback", siteOf(t, g), "one")
+	is(t, "content of site.conf after a rollback", siteOf(t, g), "one")
 	_, err = c.DeleteWorkload(ctxFor(t), &controlv1.DeleteWorkloadRequest{WorkloadId: "web", RequestId: requestID(t)})
 	ok(t, err)
 	g.view().Bundles(func(b *fsm.Bundle) bool {
-		t.Errorf("the files of a deleted stack must be dropped, but the state still has %s", b.Digest)
+		t.Errorf("the files of a deleted stack must be dropped, but the state still has the bundle with digest %s", b.Digest)
 		return true
 	})
 }
@@ -118,13 +118,13 @@ func TestFilesGoWithTheOrder(t *testing.T) {
 		ok(t, err)
 		if protocol == 0 {
 			if !ack.Refused || !strings.Contains(ack.Message, "legacy v1 agent, which cannot receive the files") || f.applied() != 0 {
-				t.Errorf("the order to a legacy v1 agent returned %+v; the agent got %d orders, want a refusal and no order", ack, f.applied())
+				t.Errorf("the order to a legacy v1 agent returned %+v; the agent got %d orders; want a refusal and no order", ack, f.applied())
 			}
 			continue
 		}
 		c := f.applies[0].GetSpec().GetCompose()
 		if !ack.Accepted || !bytes.Equal(c.GetFiles(), archive) || c.GetMainFile() != "stack.yml" {
-			t.Errorf("the order has %d bytes of files for workload %s, want %d", len(c.GetFiles()), c.GetMainFile(), len(archive))
+			t.Errorf("the order has an archive of %d bytes for Compose file %q, want %d bytes", len(c.GetFiles()), c.GetMainFile(), len(archive))
 		}
 	}
 }

@@ -30,8 +30,8 @@ func validToken(token string) error {
 	return nil
 }
 
-// validFilter returns an error if the value of a filter must be an id but cannot be one. No record has such
-// an id, so without the error the list would be empty.
+// validFilter returns an error if the value of a filter must be an id but is no valid id. No record has
+// such an id, so without the error the list would be empty.
 func validFilter(field, id string) error {
 	if id != "" && !bounds.ValidID(id) {
 		return errorf(KindInvalid, "%s %q must be a letter or digit, then up to 127 letters, digits, '_', '.' or '-'", field, clip(id, 64))

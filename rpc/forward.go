@@ -45,8 +45,8 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return resp, err
 }
 
-// carry checks the rights for one call, or for one message of a stream, and routes it. The returned call is
-// nil if the caller must not make it.
+// carry checks the rights for one call, or for one message of a stream, and routes it. The returned call
+// is nil if the caller is not allowed to make the call.
 func (s *Server) carry(ctx context.Context, who caller, full string, req any, h grpc.UnaryHandler) (any, *call, error) {
 	ctx, cancel := withDeadline(ctx)
 	defer cancel()
@@ -436,7 +436,7 @@ func (s *Server) whileTrusted(ctx context.Context, full string, h func(context.C
 	case err := <-done:
 		return err
 	case err := <-lost:
-		if err == nil { // the caller will send nothing more on the stream
+		if err == nil { // the handler waits for no further message: the caller has ended its side of the stream
 			return <-done
 		}
 		if edgeKind(err) == KindNoLeader {

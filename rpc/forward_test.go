@@ -93,10 +93,10 @@ func TestEveryReplicaAnswersEveryCall(t *testing.T) {
 				}
 				leader := [...]string{"", g.replicas[0].addr}[i] // the leader itself sends no leader address
 				is(t, "leader's address in the trailer", strings.Join(trailer.Get(dial.KeyLeader), " "), leader)
-				is(t, "the mark of a stale answer in the trailer", len(trailer.Get(dial.KeyStale)), 0)
+				is(t, "number of stale marks in the trailer", len(trailer.Get(dial.KeyStale)), 0)
 			})
 		}
-		t.Run(name+" is never passed on twice", func(t *testing.T) {
+		t.Run(name+" is never forwarded twice", func(t *testing.T) {
 			g := newGroup(t, 2)
 			_, err := do(with(t, dial.KeyHop, "1"), g.control(1), g.cluster(1))
 			code(t, err, codes.Unavailable)
@@ -120,7 +120,7 @@ func TestCallsWaitForALeader(t *testing.T) {
 			code(t, err, codes.Unavailable)
 			is(t, "reason", dial.Reason(err), dial.ReasonNoLeader)
 			if took := time.Since(began); took < holdWrites {
-				t.Errorf("the call was held for %s, want %s", took, holdWrites)
+				t.Errorf("the mutation waited for a leader for %s, want %s", took, holdWrites)
 			}
 		}},
 		{"a call that waits is answered by a leader that is elected meanwhile", func(t *testing.T, g *group) {
@@ -144,7 +144,7 @@ func TestCallsWaitForALeader(t *testing.T) {
 				ok(t, err)
 			}
 		}},
-		{"a node that the state of a new leader does not have yet is unknown only once the leadership term has begun", func(t *testing.T, g *group) {
+		{"before its leadership term has begun, a new leader answers Unavailable and not NotFound for a node that its state lacks", func(t *testing.T, g *group) {
 			for i := range g.replicas {
 				g.replicas[0].set(func(r *replica) { r.idle = true })
 				_, err := g.control(i).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "late"})
@@ -161,7 +161,7 @@ func TestCallsWaitForALeader(t *testing.T) {
 				code(t, err, codes.Unavailable)
 			}
 		}},
-		{"a call to a leader that has just been deposed is forwarded to the next one", func(t *testing.T, g *group) {
+		{"a call to a leader that has just been deposed is forwarded to the next leader", func(t *testing.T, g *group) {
 			g.replicas[0].set(func(r *replica) {
 				r.before = func(context.Context) error {
 					g.elect(1)
@@ -183,7 +183,7 @@ func TestCallsWaitForALeader(t *testing.T) {
 			_, err := apply(t, g, 1)
 			ok(t, err)
 			if took := time.Since(began); took > 5*time.Second {
-				t.Errorf("the call took %s", took)
+				t.Errorf("the call to a hanging leader took %s, want an error at once", took)
 			}
 		}},
 		{"a leader that cannot be reached causes NO_LEADER and not an unknown outcome", func(t *testing.T, g *group) {
@@ -201,7 +201,7 @@ func TestCallsWaitForALeader(t *testing.T) {
 				is(t, "success", r.GetSuccess(), true)
 			}
 			if n := g.view().ReceiptCount(); n != 2 {
-				t.Errorf("the state has %d receipts, want one per call", n)
+				t.Errorf("the state has %d receipts, want one for each call", n)
 			}
 			is(t, "repeated", g.puts() > 2, true)
 		}},
@@ -218,7 +218,7 @@ func TestCallsWaitForALeader(t *testing.T) {
 				before := g.puts()
 				_, err := apply(t, g, i)
 				is(t, "unknown outcome", dial.IsUnknownOutcome(err), true)
-				is(t, "commits", g.puts()-before, 1)
+				is(t, "number of commands that were committed after the outcome became unknown", g.puts()-before, 1)
 			}
 		}},
 		{"after an unknown outcome, the receipt is found even in a mode that refuses changes", func(t *testing.T, g *group) {
@@ -279,7 +279,7 @@ func TestCallsWaitForALeader(t *testing.T) {
 			is(t, "removed", strings.Join(g.replicas[0].removals, " "), "id-s1")
 			_, err = g.cluster(1).RemoveReplica(ctxFor(t), &clusterv1.RemoveReplicaRequest{Replica: "s1", Leave: true})
 			ok(t, err)
-			is(t, "asked to leave", strings.Join(g.replicas[0].removals, " "), "id-s1 leave id-s1")
+			is(t, "replicas that the leader removed, and then asked to leave", strings.Join(g.replicas[0].removals, " "), "id-s1 leave id-s1")
 			_, err = g.cluster(1).RemoveReplica(ctxFor(t), &clusterv1.RemoveReplicaRequest{Replica: "s1", Leave: true, Force: true})
 			code(t, err, codes.InvalidArgument)
 			_, err = g.cluster(1).RemoveReplica(ctxFor(t), &clusterv1.RemoveReplicaRequest{Replica: "s9"})
@@ -298,7 +298,7 @@ func TestCallsWaitForALeader(t *testing.T) {
 			_, err := g.control(1).ApplyWorkload(ctx, web("w"))
 			is(t, "failed", err != nil, true)
 			if took := time.Since(began); took > holdWrites {
-				t.Errorf("the call took %s", took)
+				t.Errorf("the call without a leader took %s, want the wait to end at the caller's deadline", took)
 			}
 		}},
 	} {
@@ -337,8 +337,8 @@ func TestReadsFollowTheirLevel(t *testing.T) {
 				}
 				r, md, err := get(t, g, 1, req, pairs...)
 				ok(t, err)
-				is(t, name+": stale", r.GetStale(), true)
-				is(t, name+": old enough", r.GetAgeMs() >= 5000, true)
+				is(t, name+": whether the response is marked stale", r.GetStale(), true)
+				is(t, name+": whether the response has an age of at least 5 s", r.GetAgeMs() >= 5000, true)
 				is(t, name+": trailer", strings.Join(md.Get(dial.KeyStale), ""), "true")
 				is(t, name+": age in the trailer", len(md.Get(dial.KeyAgeMS)), 1)
 			}
@@ -370,7 +370,7 @@ func TestReadsFollowTheirLevel(t *testing.T) {
 			is(t, "stale", r.GetStale(), true)
 			is(t, "trailer", strings.Join(md.Get(dial.KeyStale), ""), "true")
 			if took := time.Since(began); took > 2*holdReads {
-				t.Errorf("the read was held for %s, want at most %s", took, 2*holdReads)
+				t.Errorf("the read waited for a leader for %s, want at most %s", took, 2*holdReads)
 			}
 		}},
 		{"without a leader, a linearizable read fails", func(t *testing.T, g *group) {
@@ -388,7 +388,7 @@ func TestReadsFollowTheirLevel(t *testing.T) {
 			_, _, err := get(t, g, 1, &controlv1.GetWorkloadRequest{})
 			ok(t, err)
 			if took := time.Since(began); took > holdReads/2 {
-				t.Errorf("the read was held for %s, want an answer at once", took)
+				t.Errorf("the read waited for a leader for %s, want an answer at once", took)
 			}
 		}},
 		{"a read has no unknown outcome if the leader dies", func(t *testing.T, g *group) {
@@ -431,7 +431,7 @@ func TestReadsFollowTheirLevel(t *testing.T) {
 			for word, want := range map[string]int{"FIND": 1, "front": 1, "nginx:": 1, "nowhere": 0} {
 				found, err := g.control(0).ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{Search: word, PageSize: 10})
 				ok(t, err)
-				is(t, "found by "+word, len(found.GetWorkloads()), want)
+				is(t, "number of workloads found by the word "+word, len(found.GetWorkloads()), want)
 			}
 			on, err := g.control(0).ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{NodeId: "b", Status: "scheduled"})
 			ok(t, err)
@@ -462,9 +462,9 @@ func TestReadsFollowTheirLevel(t *testing.T) {
 			says(t, err, codes.InvalidArgument, "must be one of Ready, NotReady, Draining")
 			nodes, err := g.control(0).ListNodes(ctxFor(t), &controlv1.ListNodesRequest{Status: "notready"})
 			ok(t, err)
-			is(t, "nodes that are not ready", len(nodes.GetNodes()), 0)
+			is(t, "number of nodes that are not ready", len(nodes.GetNodes()), 0)
 		}},
-		{"the summary counts", func(t *testing.T, g *group) {
+		{"the summary has the numbers of nodes and workloads", func(t *testing.T, g *group) {
 			g.place("web", "a")
 			g.place("api", "")
 			s, err := g.control(1).GetClusterSummary(ctxFor(t), &controlv1.GetClusterSummaryRequest{})
@@ -494,8 +494,8 @@ func TestAnUnreachableAgentDoesNotCauseARepetition(t *testing.T) {
 			before := len(kept(g))
 			_, err := g.cluster(i).CollectGarbage(ctxFor(t), &clusterv1.CollectGarbageRequest{NodeId: "a"})
 			is(t, "reason", dial.Reason(err), dial.ReasonNoAgent)
-			is(t, "a leader is named: "+status.Convert(err).Message(), strings.Contains(status.Convert(err).Message(), "leader"), false)
-			is(t, "number of records of the request and of its failure", len(kept(g))-before, 2)
+			is(t, "whether this error text names a leader: "+status.Convert(err).Message(), strings.Contains(status.Convert(err).Message(), "leader"), false)
+			is(t, "number of audit events: one for the request and one for its failure", len(kept(g))-before, 2)
 		})
 	}
 }

@@ -65,7 +65,7 @@ type replica struct {
 
 	mu         sync.Mutex
 	lagging    bool
-	before     func(ctx context.Context) error // called by Propose and Confirm first; they return its error
+	before     func(ctx context.Context) error // Propose and Confirm call this function first and return its error
 	after      error                           // error that Propose returns although it has committed the command
 	local      string                          // why this replica itself cannot accept writes; "" = it can
 	contact    time.Time
@@ -213,7 +213,7 @@ func (g *group) mode(m fsm.Mode) {
 	g.do(&commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: &commandv1.SetMode{Mode: string(m), Reason: "etcd is away"}}})
 }
 
-// place assigns a workload to a node.
+// place commits workload id and assigns it to a node; with node "" it stays unassigned.
 func (g *group) place(id, node string) {
 	g.t.Helper()
 	g.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
@@ -485,7 +485,7 @@ func (r *replica) lastBeat(t testing.TB) sched.Heartbeat {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.beats) == 0 {
-		t.Fatal("the heartbeat must reach the leader's loop, but did not")
+		t.Fatal("the heartbeat did not reach the leader's loop")
 	}
 	return r.beats[len(r.beats)-1]
 }

@@ -109,9 +109,9 @@ func ingressText(v fsm.View, w *fsm.Workload) string {
 	return strings.Join(texts, "; ")
 }
 
-// heldText says why a node does not answer at a port in ingress mode: the PERSYS_POLICY of the node forbids
-// the port, or another program uses it. key is the port and its protocol. The parameter it is the word for
-// the port in the text: "it" or "the port".
+// heldText says why a node does not answer at a port in ingress mode: the PERSYS_POLICY of the node
+// forbids the port, or another program uses it. key is the port and its protocol. The text calls the port
+// by the word in the parameter it: "it" or "the port".
 func heldText(n *fsm.Node, key, it string) string {
 	if n.Facts.Networking.Forbids(key) {
 		return "the PERSYS_POLICY of the node forbids " + it

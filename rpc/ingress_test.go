@@ -35,31 +35,31 @@ func TestIngress(t *testing.T) {
 	absent := publishing("absent")
 	absent.IfRevision = "1-1-1"
 	if resp, err := g.control(0).ApplyWorkload(ctxFor(t), absent); err == nil && resp.GetSuccess() {
-		t.Error("a container is applied, although its revision does not exist")
+		t.Error("a container was applied, although the revision that its condition names does not exist")
 	}
 	ok(t, second(g.cluster(0).ApplyWorkloads(ctxFor(t), &clusterv1.ApplyWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{absent, joining("plain")}})))
 	if _, found := g.view().Network("default", "ingress"); found {
-		t.Error("a container that was refused has left a network behind")
+		t.Error("a container that was refused has left the network \"ingress\" in the state")
 	}
 	g.put(t, publishing("web"), "n1")
 	g.reports("web", "n1", "", "10.216.0.2")
 	names := namesOf(g.view()).forNode(g.view(), "n2")
 	if list := names.GetIngress(); len(list) != 1 || list[0].GetPort() != 8080 || list[0].GetService() != "web" || strings.Join(list[0].GetEndpoints(), " ") != "10.216.0.2:80" {
-		t.Errorf("a node without an instance gets the ports %v, want 8080 of web at 10.216.0.2:80", list)
+		t.Errorf("a node without an instance gets the ports %v in ingress mode, want 8080 of web at 10.216.0.2:80", list)
 	}
 	n, _ := g.view().Node("n2")
 	if list := netmap(g.view(), n, 4790).GetNetworks(); len(list) != 1 || !list[0].GetIngress() || list[0].GetName() != "ingress" {
-		t.Errorf("a node without an instance gets the networks %v, want ingress", list)
+		t.Errorf("a node without an instance gets the networks %v, want only network \"ingress\"", list)
 	}
 	resp, err := g.control(0).ApplyWorkload(ctxFor(t), publishing("other"))
 	ok(t, err)
 	if text := resp.GetErrorMessage(); resp.GetSuccess() || !strings.Contains(text, `8080/tcp in mode ingress is already the port of service "web" of namespace "default"`) {
-		t.Errorf("the apply of a second service with the port returned success %t, error %q; want a refusal that names service web", resp.GetSuccess(), text)
+		t.Errorf("the apply of a second service with port 8080 returned success %t, error %q; want a refusal that names service web", resp.GetSuccess(), text)
 	}
 	why, err := g.cluster(0).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web"})
 	ok(t, err)
 	if text := why.GetReasonMessage(); !strings.Contains(text, "port 8080/tcp does not answer on node n2: a program of the machine uses it (ss") || strings.Contains(text, "PERSYS_POLICY") {
-		t.Errorf("why says %q, want that a program uses the port of n2", text)
+		t.Errorf("Why returned the reason %q, want that a program uses the port on node n2", text)
 	}
 	forbidding := &commandv1.RegisterNode{
 		Id: "n2", Endpoint: "10.0.0.2:50051", CpuMillicores: 8000, MemoryMib: 8192, Types: []string{"container"}, Protocol: 1,
@@ -69,7 +69,7 @@ func TestIngress(t *testing.T) {
 	why, err = g.cluster(0).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web"})
 	ok(t, err)
 	if text := why.GetReasonMessage(); !strings.Contains(text, "port 8080/tcp does not answer on node n2: the PERSYS_POLICY of the node forbids it") || strings.Contains(text, "program") {
-		t.Errorf("why says %q, want that the policy of n2 forbids the port", text)
+		t.Errorf("Why returned the reason %q, want that the policy of node n2 forbids the port", text)
 	}
 	shown, err := g.cluster(0).GetNetwork(ctxFor(t), &clusterv1.GetNetworkRequest{Name: "ingress"})
 	ok(t, err)
@@ -78,7 +78,7 @@ func TestIngress(t *testing.T) {
 	}
 	for _, s := range shown.GetNetwork().GetSlices() {
 		if s.GetNodeId() != "" && !s.GetAnswers() || s.GetNodeId() == "n2" && s.GetHeldPorts() != "8080/tcp" {
-			t.Errorf("GetNetwork shows the slice %v, want that its node answers at ports in ingress mode, and n2 not at 8080/tcp", s)
+			t.Errorf("GetNetwork shows the slice %v, want that the slice's node answers at ports in ingress mode, and node n2 not at 8080/tcp", s)
 		}
 	}
 	ok(t, second(g.control(0).ApplyWorkload(ctxFor(t), func() *controlv1.ApplyWorkloadRequest {
@@ -87,7 +87,7 @@ func TestIngress(t *testing.T) {
 		return r
 	}())))
 	if list := namesOf(g.view()).forNode(g.view(), "n2").GetIngress(); len(list) != 1 || len(list[0].GetEndpoints()) != 0 {
-		t.Errorf("the port of a service that is to stop is %v, want it without instances", list)
+		t.Errorf("the port of a service that shall stop is %v, want the port without instances", list)
 	}
 }
 
@@ -106,13 +106,13 @@ func TestPoliciesOfNodesForbidIngressPorts(t *testing.T) {
 	r.GetSpec().GetContainer().Ports = []*controlv1.Port{{HostPort: 8080, ContainerPort: 80, Mode: "ingress"}}
 	g.put(t, r, "n1")
 	ports := func(node string) int { return len(namesOf(g.view()).forNode(g.view(), node).GetIngress()) }
-	is(t, "ports of the node before it has a policy", ports("n2"), 1)
+	is(t, "number of ports of node n2 before a policy is bound to it", ports("n2"), 1)
 	before := namesOf(g.view()).forNode(g.view(), "n2").GetDigest()
 	g.do(&commandv1.Command{Body: &commandv1.Command_PutPolicy{PutPolicy: &commandv1.PutPolicy{Policy: &commandv1.Policy{Name: "dmz", Ports: []string{"443"}}}}})
 	g.do(&commandv1.Command{Body: &commandv1.Command_BindPolicy{BindPolicy: &commandv1.BindPolicy{Policy: "dmz", NodeLabel: &commandv1.Label{Key: "node", Value: "n2"}}}})
-	is(t, "ports of the node whose policy forbids the port", ports("n2"), 0)
-	is(t, "ports of the other node", ports("n1"), 1)
-	is(t, "the agent gets the change", namesOf(g.view()).forNode(g.view(), "n2").GetDigest() != before, true)
+	is(t, "number of ports of the node whose policy forbids the port", ports("n2"), 0)
+	is(t, "number of ports of node n1, which has no policy", ports("n1"), 1)
+	is(t, "whether the digest of the names that node n2 gets has changed", namesOf(g.view()).forNode(g.view(), "n2").GetDigest() != before, true)
 	why, err := g.cluster(0).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web"})
 	ok(t, err)
 	if text := why.GetReasonMessage(); !strings.Contains(text, "port 8080/tcp does not answer on node n2") || !strings.Contains(text, "dmz") {
@@ -135,7 +135,7 @@ func TestIngressOfTwoServices(t *testing.T) {
 		}
 		ports.list(by)
 		if list := by[1]; len(list) != 1 || list[0].GetService() != "x" {
-			t.Errorf("the port belongs to %v, want service x", list)
+			t.Errorf("the port belongs to %v, want service x, which has the oldest workload", list)
 		}
 	}
 }
@@ -159,7 +159,7 @@ func TestTakenPorts(t *testing.T) {
 		{shop, "port 80/tcp leads to an older service of another namespace: publish another port"},
 	} {
 		if got := strings.Join(taken(v, c.w), "; "); got != c.want {
-			t.Errorf("%s: %q, want %q", c.w.ID, got, c.want)
+			t.Errorf("the text about the ports of workload %q is %q, want %q", c.w.ID, got, c.want)
 		}
 	}
 }

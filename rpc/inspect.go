@@ -44,8 +44,8 @@ func (a *Agents) List(ctx context.Context, node string) ([]sched.Reported, error
 	return out, nil
 }
 
-// Look implements leader.Inspector: it reads the status of one workload from the agent of a node. The result is false
-// if the agent does not have the workload.
+// Look implements leader.Inspector: it reads the status of one workload from the agent of a node. It
+// returns false if the agent does not have the workload.
 func (a *Agents) Look(ctx context.Context, node, workload string) (sched.Reported, bool, error) {
 	n, c, err := a.agentOf(node)
 	if err != nil {

@@ -20,7 +20,7 @@ func TestInspectShowsTheAgentsStatus(t *testing.T) {
 		Metadata: map[string]string{"failure_reason": "INVALID_IMAGE", "failure_message": "no such image", "retry_terminal": "true"},
 		Ports:    []*agentv1.PortMapping{{HostPort: 80, ContainerPort: 8080, Protocol: "tcp"}, {HostPort: -1}},
 	}
-	t.Run("the list of an agent is converted", func(t *testing.T) {
+	t.Run("the list of instances from an agent is converted to reports", func(t *testing.T) {
 		_, f, a, _ := agentWorld(t, 0)
 		f.list = func(*agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error) {
 			return &agentv1.ListWorkloadsResponse{Workloads: []*agentv1.WorkloadStatus{failed, {
@@ -35,7 +35,7 @@ func TestInspectShowsTheAgentsStatus(t *testing.T) {
 			"webr1FailedINVALID_IMAGEno such imagefalse 2 5000000000 1")
 		is(t, "generation", got[1].Observation.Generation, fsm.Generation{Incarnation: 1, Sequence: 7})
 	})
-	t.Run("the list of an agent may be long", func(t *testing.T) {
+	t.Run("the list of an agent may have 2000 instances", func(t *testing.T) {
 		_, f, a, _ := agentWorld(t, 0)
 		f.list = func(*agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error) {
 			all := make([]*agentv1.WorkloadStatus, 2000)
@@ -48,7 +48,7 @@ func TestInspectShowsTheAgentsStatus(t *testing.T) {
 		ok(t, err)
 		is(t, "entries", len(got), 2000)
 	})
-	t.Run("a list of an unknown node is an error", func(t *testing.T) {
+	t.Run("a list of the instances on an unknown node returns an error", func(t *testing.T) {
 		_, _, a, _ := agentWorld(t, 0)
 		_, err := a.List(ctxFor(t), "x")
 		is(t, "failed", err != nil, true)
@@ -60,11 +60,11 @@ func TestInspectShowsTheAgentsStatus(t *testing.T) {
 		there bool
 		fails bool
 	}{
-		{"the status of a workload that the agent has", failed, nil, true, false},
+		{"the agent returns the status of a workload that it has", failed, nil, true, false},
 		{"the answer not found means that the agent does not have the workload", nil, errors.New("status not found: web"), false, false},
 		{"a failed second delete means that the agent does not have the workload", &agentv1.WorkloadStatus{ActualState: agentv1.ActualState_ACTUAL_STATE_FAILED,
 			Message: "workload not found", Metadata: map[string]string{"task_id": "delete-web-2"}}, nil, false, false},
-		{"an unreachable agent is an error", nil, status.Error(codes.Unavailable, "host not found"), false, true},
+		{"an agent that cannot be reached causes an error", nil, status.Error(codes.Unavailable, "host not found"), false, true},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			_, f, a, _ := agentWorld(t, 0)
@@ -87,15 +87,15 @@ func TestInspectShowsTheAgentsStatus(t *testing.T) {
 			want     string // expected failure class, whether the failure is final, and the message
 		}{
 			{"failed", 0, agentv1.ActualState_ACTUAL_STATE_FAILED, "", meta, "INVALID_IMAGE true manifest unknown"},
-			{"failed, with a message", 0, agentv1.ActualState_ACTUAL_STATE_FAILED, "no image", meta, "INVALID_IMAGE true no image"},
+			{"a failed workload with a message", 0, agentv1.ActualState_ACTUAL_STATE_FAILED, "no image", meta, "INVALID_IMAGE true no image"},
 			{"stopped", 0, agentv1.ActualState_ACTUAL_STATE_STOPPED, "no containers", meta, "INVALID_IMAGE true manifest unknown"},
 			{"unknown", 0, agentv1.ActualState_ACTUAL_STATE_UNKNOWN, "container not found", meta, "INVALID_IMAGE true manifest unknown"},
 			{"pending", 0, agentv1.ActualState_ACTUAL_STATE_PENDING, "queued", meta, "INVALID_IMAGE true manifest unknown"},
-			{"an instance without a state", 0, 0, "", meta, "INVALID_IMAGE true manifest unknown"},
-			{"unknown, with only an error text", 0, agentv1.ActualState_ACTUAL_STATE_UNKNOWN, "container not found", map[string]string{"last_error": "exec failed"}, " false exec failed"},
-			{"running, with the cause of a former failure", 0, agentv1.ActualState_ACTUAL_STATE_RUNNING, "", meta, " false "},
-			{"stopped without a cause", 0, agentv1.ActualState_ACTUAL_STATE_STOPPED, "exited", nil, " false exited"},
-			{"unknown on our agent, which reports its own failure class", 1, agentv1.ActualState_ACTUAL_STATE_UNKNOWN, "asking", meta, " false asking"},
+			{"a workload without a state", 0, 0, "", meta, "INVALID_IMAGE true manifest unknown"},
+			{"a workload in state Unknown with only an error text", 0, agentv1.ActualState_ACTUAL_STATE_UNKNOWN, "container not found", map[string]string{"last_error": "exec failed"}, " false exec failed"},
+			{"a running workload with the cause of an earlier failure", 0, agentv1.ActualState_ACTUAL_STATE_RUNNING, "", meta, " false "},
+			{"a stopped workload without a cause", 0, agentv1.ActualState_ACTUAL_STATE_STOPPED, "exited", nil, " false exited"},
+			{"a workload in state Unknown on an agent of this project, which sends the failure class itself", 1, agentv1.ActualState_ACTUAL_STATE_UNKNOWN, "asking", meta, " false asking"},
 		} {
 			_, f, a, _ := agentWorld(t, c.protocol)
 			f.status = func(*agentv1.GetWorkloadStatusRequest) (*agentv1.GetWorkloadStatusResponse, error) {
@@ -118,7 +118,7 @@ func TestInspectShowsTheAgentsStatus(t *testing.T) {
 		is(t, "actions", len(got), 2)
 		is(t, "times", fmt.Sprint(got[0].GetCreatedAt(), got[0].GetEndedAt()), "3 0")
 	})
-	t.Run("the history of an agent that keeps none is empty", func(t *testing.T) {
+	t.Run("the task history of an agent that keeps no history is empty", func(t *testing.T) {
 		_, _, a, _ := agentWorld(t, 0)
 		got, err := a.Actions(ctxFor(t), "n", "web", 2)
 		ok(t, err)

@@ -97,8 +97,8 @@ func (s *Server) formerKey(backup fsm.State, present fsm.Info, offered *pki.Key,
 	case force:
 		return "", nil // the workloads of another cluster are taken without their secrets
 	case !slices.ContainsFunc(ids, func(id string) bool { return slices.Contains(present.RetiredKeyIDs, id) }):
-		// No rotation of this cluster replaced these keys: their last copy may be lost. Then the workloads come back, and
-		// the values must be given again.
+		// No rotation of this cluster replaced these keys: their last copy may be lost. Then the restore
+		// brings the workloads back without these values, and users must set the values again.
 		return "", nil
 	case len(ids) == 1 && offered == nil:
 		return "", errorf(KindPrecondition, "the backup has values that are sealed under cluster key %s, and this cluster has key %s: "+

@@ -87,7 +87,7 @@ func TestPermissions(t *testing.T) {
 	for _, full := range names {
 		m, known := methods[full]
 		if !known {
-			t.Errorf("no rule for %s", full)
+			t.Errorf("the policy table has no row for method %s", full)
 		}
 		fmt.Fprintf(&b, "%-66s %-7s %-10s %-10s %-11s", full, [...]string{"local", "leader", "read"}[m.class],
 			[...]string{"repeatable", "idempotent", "receipted", "once"}[m.repetition], m.permission,
@@ -106,7 +106,7 @@ func TestPermissions(t *testing.T) {
 	golden(t, "permissions", "policy", b.String())
 	for full := range methods {
 		if !slices.Contains(names, full) && !strings.Contains(full, "reflection") && !strings.Contains(full, "Health/List") {
-			t.Errorf("the table has a row for %s, which is not served", full)
+			t.Errorf("the policy table has a row for method %s, which no service has", full)
 		}
 	}
 }
@@ -118,9 +118,9 @@ func TestDialAndPolicyAgreeOnRepeatableCalls(t *testing.T) {
 		for _, m := range info.Methods {
 			full := "/" + service + "/" + m.Name
 			repetition := methods[full].repetition
-			is(t, full+" is to be made only once", dial.Once(full), repetition == once)
+			is(t, "whether package dial says that "+full+" must be made only once", dial.Once(full), repetition == once)
 			if !m.IsClientStream && !m.IsServerStream {
-				is(t, full+" is a read", dial.IsRead(full), repetition == repeatable || full == controlv1.AgentControl_Heartbeat_FullMethodName)
+				is(t, "whether package dial says that "+full+" is a read", dial.IsRead(full), repetition == repeatable || full == controlv1.AgentControl_Heartbeat_FullMethodName)
 			}
 		}
 	}
@@ -136,11 +136,11 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 	}
 	around := edge("exec", fmt.Errorf("it was not opened: %w", errorf(KindNoLeader, "nobody leads")))
 	is(t, "the text of an error that wraps another one is kept", status.Convert(around).Message(), "exec: it was not opened: nobody leads")
-	is(t, "its reason", dial.Reason(around), dial.ReasonNoLeader)
+	is(t, "reason of the error that wraps another one", dial.Reason(around), dial.ReasonNoLeader)
 	// An unreachable agent must not look like an unreachable replica, because a client would then try
 	// every replica.
 	is(t, "reason", dial.Reason(edge("logs", agentError("n1", status.Error(codes.Unavailable, "connection refused")))), dial.ReasonNoAgent)
-	is(t, "a refusal by the agent itself", edgeKind(agentError("n1", status.Error(codes.NotFound, "no such container"))), KindNotFound)
+	is(t, "kind of the error after the agent itself refused the call", edgeKind(agentError("n1", status.Error(codes.NotFound, "no such container"))), KindNotFound)
 }
 
 // tlsGroup returns a group of two replicas with mutual TLS, and a function that connects to replica i with
@@ -180,14 +180,14 @@ func TestCallsNameTheirCaller(t *testing.T) {
 		t.Run("the head of a command names the caller, asked at the "+where, func(t *testing.T) {
 			ok(t, apply(ctxFor(t), i, "user/admin"))
 			if by := g.lastBy(); !strings.HasPrefix(by, admin) {
-				t.Errorf("the record names %q, want %s", by, admin)
+				t.Errorf("the command names the caller %q, want %s", by, admin)
 			}
 		})
 		t.Run("an agent sends heartbeats only for itself, asked at the "+where, func(t *testing.T) {
 			c := controlv1.NewAgentControlClient(as(i, "agent/a"))
 			_, err := c.Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a"})
 			ok(t, err)
-			is(t, "the loop saw the caller", g.replicas[0].callers[len(g.replicas[0].callers)-1], "a")
+			is(t, "node whose heartbeat the leader's loop got", g.replicas[0].callers[len(g.replicas[0].callers)-1], "a")
 			_, err = c.Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "b"})
 			code(t, err, codes.PermissionDenied)
 			_, err = c.RegisterNode(ctxFor(t), registration("b"))
@@ -214,19 +214,19 @@ func TestCallsNameTheirCaller(t *testing.T) {
 	t.Run("a malformed forwarded identity is refused", func(t *testing.T) {
 		code(t, apply(with(t, dial.KeyForwardedIdentity, "root"), 0, "scheduler/s1"), codes.InvalidArgument)
 	})
-	t.Run("a scheduler may not apply on its own behalf", func(t *testing.T) {
+	t.Run("a scheduler may not apply a workload in its own name", func(t *testing.T) {
 		code(t, apply(ctxFor(t), 0, "scheduler/s1"), codes.PermissionDenied)
 	})
-	t.Run("only schedulers get the cluster key", func(t *testing.T) {
+	t.Run("only schedulers may read the cluster key", func(t *testing.T) {
 		r, err := clusterv1.NewClusterClient(as(0, "scheduler/s1")).ClusterKey(ctxFor(t), &clusterv1.ClusterKeyRequest{})
 		ok(t, err)
-		is(t, "a key", r.GetExported() != "", true)
+		is(t, "whether a scheduler gets the cluster key", r.GetExported() != "", true)
 		for _, who := range []string{"user/admin", "gateway/g", "agent/a"} {
 			_, err := clusterv1.NewClusterClient(as(0, who)).ClusterKey(ctxFor(t), &clusterv1.ClusterKeyRequest{})
 			code(t, err, codes.PermissionDenied)
 		}
 	})
-	t.Run("each message of a stream is judged", func(t *testing.T) {
+	t.Run("the rights for each message of a control stream are checked", func(t *testing.T) {
 		s, err := controlv1.NewAgentControlClient(as(1, "agent/a")).ControlStream(ctxFor(t))
 		ok(t, err)
 		ok(t, s.Send(&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Apply{Apply: web("w")}}))
@@ -299,6 +299,6 @@ func golden(t *testing.T, name, what, table string) {
 	want, err := os.ReadFile(file)
 	ok(t, err)
 	if got != string(want) {
-		t.Errorf("the %s changed; if that is intended: go test ./rpc -run %s -update\n%s", what, t.Name(), got)
+		t.Errorf("the %s changed; if this is intended, run: go test ./rpc -run %s -update\n%s", what, t.Name(), got)
 	}
 }

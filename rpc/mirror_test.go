@@ -56,13 +56,13 @@ func TestAttachMirrorChecksEveryScheduler(t *testing.T) {
 			}
 			for _, w := range tt.want {
 				if !strings.Contains(err.Error(), w) {
-					t.Errorf("the error lacks %q: %v", w, err)
+					t.Errorf("the error of AttachMirror does not contain %q: %v", w, err)
 				}
 			}
 			info := g.now().Info()
 			if tt.code != codes.OK {
 				if info.AttachedEtcd() != 0 {
-					t.Error("no etcd may be attached after the error, but one was")
+					t.Error("after the error of AttachMirror, an etcd is attached, want none")
 				}
 				return
 			}
@@ -112,7 +112,7 @@ func TestImportWithoutAMirror(t *testing.T) {
 			_, client := mirrorGroup(t, e)
 			r, err := client.ImportMirror(t.Context(), &clusterv1.ImportMirrorRequest{Endpoints: tt.asked})
 			if err != nil || !r.GetImported() || !r.GetDetached() || r.GetMirrored() || e.restored > 0 || !slices.Equal(e.asked, tt.want) {
-				t.Errorf("the import returned %v (error %v), read from %v and wrote %d times; want an import without a write", r, err, e.asked, e.restored)
+				t.Errorf("the import returned %v (error %v), read from %v and wrote %d times; want an import from the named endpoints without a write", r, err, e.asked, e.restored)
 			}
 		})
 	}

@@ -80,7 +80,7 @@ func TestNamesOfMembers(t *testing.T) {
 	shown, err := g.cluster(0).GetNetwork(ctxFor(t), &clusterv1.GetNetworkRequest{Name: "side"})
 	ok(t, err)
 	if got := memberText(shown.GetNetwork().GetMembers()); !slices.Equal(got, []string{"2 idle.default", "2 web.default at 10.216.16.2"}) {
-		t.Errorf("GetNetwork shows the members %q of network side, want idle without and web with an address", got)
+		t.Errorf("GetNetwork shows the members %q of network side, want member idle without an address and member web with an address", got)
 	}
 	ok(t, second(g.control(0).ApplyWorkload(ctxFor(t), func() *controlv1.ApplyWorkloadRequest {
 		r := joining("web", "back", "side")
@@ -88,7 +88,7 @@ func TestNamesOfMembers(t *testing.T) {
 		return r
 	}())))
 	if got := memberText(namesOf(g.view()).members[2]); !slices.Equal(got, []string{"2 idle.default", "2 web.default"}) {
-		t.Errorf("a workload that is to stop still has an address: %q", got)
+		t.Errorf("a workload that shall stop still has an address among the members %q", got)
 	}
 }
 
@@ -111,20 +111,20 @@ func TestWatchNetworkNames(t *testing.T) {
 	}
 	first := watch()
 	if got := memberText(first.GetMembers()); !slices.Equal(got, []string{"1 web.default"}) || first.GetEpoch().GetClusterId() != "c1" || first.GetIndex() == 0 {
-		t.Fatalf("the first call returned the names %v, want web without an address, in cluster c1", first)
+		t.Fatalf("the first call returned the names %v, want member web without an address, in cluster c1", first)
 	}
 	next := make(chan *agentv1.NetworkNames, 1)
 	began := time.Now()
 	go func() { next <- watch() }()
 	g.reports("web", "n1", "", "10.216.0.2")
 	if got := memberText((<-next).GetMembers()); !slices.Equal(got, []string{"1 web.default at 10.216.0.2"}) {
-		t.Errorf("after the start of web the names are %q, want web with its address", got)
+		t.Errorf("after the start of workload web the names are %q, want member web with its address", got)
 	}
 	if took := time.Since(began); took >= namesWait {
-		t.Errorf("the change came after %s, want at once", took)
+		t.Errorf("the agent got the change after %s, want it at once", took)
 	}
 	if m := watch(); m != nil {
-		t.Errorf("without a change the agent got %v, want nothing", m)
+		t.Errorf("without a change the agent got the names %v, want an empty answer", m)
 	}
 	_, err := g.control(0).WatchNetworkNames(ctxFor(t), &controlv1.WatchNetworkNamesRequest{})
 	says(t, err, codes.InvalidArgument, "node_id must not be blank")
@@ -155,7 +155,7 @@ func TestServicesOfNetworks(t *testing.T) {
 	names := watch(nil)
 	want := &agentv1.NetworkService{Network: 1, Namespace: "default", Name: "web", Address: "10.216.15.193"}
 	if list := names.GetServices(); len(list) != 1 || !proto.Equal(list[0], want) || len(names.GetLost()) != 0 {
-		t.Errorf("the services are %v, lost slices %v; want only %v", list, names.GetLost(), want)
+		t.Errorf("the services are %v and the slices of lost nodes %v; want only the service %v", list, names.GetLost(), want)
 	}
 	n, _ := g.view().Node("n1")
 	if got := netmap(g.view(), n, 4790).GetNetworks()[0].GetServices(); !slices.Equal(got, []string{"10.216.15.192/26"}) {

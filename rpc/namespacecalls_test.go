@@ -319,13 +319,13 @@ func TestEveryCallIsJudgedByNamespace(t *testing.T) {
 			denied := err != nil && (strings.Contains(err.Error(), "acts only in") || strings.Contains(err.Error(), "has rights only in"))
 			switch {
 			case who == "ada" && (seen || err != nil && !denied):
-				t.Errorf("%s: ada of namespace a must not reach the workload; it was seen: %v, error %v", a.full, seen, err)
+				t.Errorf("%s: user ada of namespace a must not see or change workload theirs of namespace b; whether she did: %v, error %v", a.full, seen, err)
 			case who == "bob" && (denied || err == nil && !seen):
-				t.Errorf("%s: bob of namespace b must reach the workload; it was seen: %v, error %v", a.full, seen, err)
+				t.Errorf("%s: user bob of namespace b must see or change workload theirs of namespace b; whether he did: %v, error %v", a.full, seen, err)
 			}
 		}
 		if now, _ := g.view().Workload("theirs"); who == "ada" && now != before {
-			t.Error("ada must not change a workload of namespace b, but did")
+			t.Error("user ada of namespace a has changed a workload of namespace b")
 		}
 	}
 }

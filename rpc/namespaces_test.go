@@ -195,9 +195,9 @@ func TestNamespacesAreSeen(t *testing.T) {
 		}
 		return strings.Join(out, " ")
 	}
-	is(t, "an admin sees", list(admin, ""), "a/mine default/old b/theirs")
-	is(t, "workloads of the namespace default", list(admin, "default"), "default/old")
-	is(t, "ada sees", list(ada, ""), "a/mine")
+	is(t, "workloads that an admin sees", list(admin, ""), "a/mine default/old b/theirs")
+	is(t, "workloads that an admin sees in namespace default", list(admin, "default"), "default/old")
+	is(t, "workloads that user ada of namespace a sees", list(ada, ""), "a/mine")
 	t.Run("events", func(t *testing.T) {
 		s, err := clusterv1.NewClusterClient(ada).Events(ctxFor(t), &clusterv1.EventsRequest{})
 		ok(t, err)
@@ -210,32 +210,32 @@ func TestNamespacesAreSeen(t *testing.T) {
 			ok(t, err)
 			seen = append(seen, e.GetType()+" "+e.GetNamespace()+"/"+e.GetWorkloadId())
 		}
-		is(t, "ada's", strings.Join(seen, ", "), "NamespaceCreated a/, WorkloadCreated a/mine")
+		is(t, "events that user ada of namespace a sees", strings.Join(seen, ", "), "NamespaceCreated a/, WorkloadCreated a/mine")
 	})
 	t.Run("a watch", func(t *testing.T) {
 		s, err := clusterv1.NewClusterClient(ada).WatchWorkloads(ctxFor(t), &clusterv1.WatchWorkloadsRequest{})
 		ok(t, err)
 		m, err := s.Recv()
 		ok(t, err)
-		is(t, "first", m.GetWorkload().GetWorkloadId(), "mine")
+		is(t, "first workload on the watch of user ada", m.GetWorkload().GetWorkloadId(), "mine")
 		m, err = s.Recv()
 		ok(t, err)
-		is(t, "whether the list is complete", m.GetSynced(), true)
+		is(t, "whether the second message says that the list is complete", m.GetSynced(), true)
 		for _, id := range []string{"theirs", "mine"} {
 			ok(t, second(controlv1.NewAgentControlClient(admin).DeleteWorkload(ctxFor(t), &controlv1.DeleteWorkloadRequest{WorkloadId: id})))
 		}
 		m, err = s.Recv()
 		ok(t, err)
-		is(t, "the next change", m.GetWorkload().GetWorkloadId(), "mine")
+		is(t, "workload of the next change that user ada sees", m.GetWorkload().GetWorkloadId(), "mine")
 	})
 	t.Run("namespaces with what they use", func(t *testing.T) {
 		r, err := clusterv1.NewClusterClient(ada).ListNamespaces(ctxFor(t), &clusterv1.ListNamespacesRequest{})
 		ok(t, err)
-		is(t, "ada's", len(r.GetNamespaces()), 1)
+		is(t, "number of namespaces that user ada sees", len(r.GetNamespaces()), 1)
 		r, err = clusterv1.NewClusterClient(admin).ListNamespaces(ctxFor(t), &clusterv1.ListNamespacesRequest{})
 		ok(t, err)
-		is(t, "all", len(r.GetNamespaces()), 3)
-		is(t, "default uses", r.GetNamespaces()[2].GetUsed().GetCpuMillicores(), 100)
+		is(t, "number of namespaces that an admin sees", len(r.GetNamespaces()), 3)
+		is(t, "millicores that namespace default uses", r.GetNamespaces()[2].GetUsed().GetCpuMillicores(), 100)
 	})
 	t.Run("only a gateway may call on behalf of users", func(t *testing.T) {
 		for _, who := range []string{"user/ada", "user/admin", "agent/a"} {
@@ -291,7 +291,7 @@ func TestQuotaInBand(t *testing.T) {
 	is(t, "used", n.GetNamespaces()[0].GetUsed().GetCpuMillicores(), 200)
 	w, err := g.control(0).GetWorkload(ctxFor(t), &controlv1.GetWorkloadRequest{WorkloadId: "w-0"})
 	ok(t, err)
-	is(t, "its namespace", w.GetWorkload().GetNamespace()+" "+w.GetWorkload().GetSpec().GetNamespace(), "a a")
+	is(t, "namespace of the workload and of its specification", w.GetWorkload().GetNamespace()+" "+w.GetWorkload().GetSpec().GetNamespace(), "a a")
 	_, err = g.cluster(0).DeleteNamespace(ctxFor(t), &clusterv1.DeleteNamespaceRequest{Name: "a"})
 	code(t, err, codes.FailedPrecondition)
 }
@@ -319,7 +319,7 @@ func TestNodePoolOfANamespace(t *testing.T) {
 		ok(t, err)
 		is(t, "planned node", plan.GetWorkloads()[0].GetNodeId(), x.node)
 		if x.node == "" && !strings.Contains(plan.GetWorkloads()[0].GetReason(), "for namespace shop") {
-			t.Errorf("reason %q, want one that names the namespace", plan.GetWorkloads()[0].GetReason())
+			t.Errorf("the plan gives the reason %q, want one that names namespace shop", plan.GetWorkloads()[0].GetReason())
 		}
 	}
 	_, err = g.cluster(0).PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: "shop", NodeLabels: map[string]string{"-": "x"}})

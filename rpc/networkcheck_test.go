@@ -38,7 +38,7 @@ func TestCheckNetwork(t *testing.T) {
 		return out
 	}
 	lost := `; back: other to n: false 0 0 "node other is lost, so it sent no packets"`
-	is(t, "check with an old agent", check(), `mtu 1450, left out 0; back: n to other: false 0 0 "the agent of n sent no packets: its agent is too old to check networks: update it"`+lost)
+	is(t, "answer of the check if the agent is too old", check(), `mtu 1450, left out 0; back: n to other: false 0 0 "the agent of n sent no packets: its agent is too old to check networks: update it"`+lost)
 	f.probe = func(r *agentv1.ProbeNetworkRequest) (*agentv1.ProbeNetworkResponse, error) {
 		out := &agentv1.ProbeNetworkResponse{}
 		for _, n := range r.GetNodes() {
@@ -46,7 +46,7 @@ func TestCheckNetwork(t *testing.T) {
 		}
 		return out, nil
 	}
-	is(t, "check", check(), `mtu 1450, left out 0; back: n to other: true 70 1400 "small"`+lost)
+	is(t, "answer of the check", check(), `mtu 1450, left out 0; back: n to other: true 70 1400 "small"`+lost)
 	_, err := c.CheckNetwork(ctxFor(t), &clusterv1.CheckNetworkRequest{Name: "none"})
 	says(t, err, codes.NotFound, "persysctl network list")
 }

@@ -47,7 +47,7 @@ func TestNetworkCalls(t *testing.T) {
 	made, err := c.CreateNetwork(ctxFor(t), &clusterv1.CreateNetworkRequest{Name: "back", RequestId: requestID(t)})
 	ok(t, err)
 	is(t, "subnet from the pool", made.GetNetwork().GetCidr(), "10.216.0.0/20")
-	is(t, "room", made.GetNetwork().GetCapacity(), 64)
+	is(t, "largest number of nodes that can join the network", made.GetNetwork().GetCapacity(), 64)
 	_, err = c.CreateNetwork(ctxFor(t), &clusterv1.CreateNetworkRequest{Name: "bad", Subnet: "10.216.0.0/24"})
 	says(t, err, codes.FailedPrecondition, `overlaps 10.216.0.0/20 of network "back"`)
 	_, err = c.CreateNetwork(ctxFor(t), &clusterv1.CreateNetworkRequest{Name: "bad", Subnet: "10.0.0.0/27"})
@@ -60,8 +60,8 @@ func TestNetworkCalls(t *testing.T) {
 	ok(t, err)
 	is(t, "slices", len(shown.GetNetwork().GetSlices()), 2)
 	is(t, "slice", shown.GetNetwork().GetSlices()[0].GetCidr(), "10.216.0.0/26")
-	is(t, "slice of services", shown.GetNetwork().GetSlices()[1].GetCidr(), "10.216.15.192/26")
-	is(t, "it holds addresses of services", shown.GetNetwork().GetSlices()[1].GetServices(), true)
+	is(t, "slice that holds the addresses of services", shown.GetNetwork().GetSlices()[1].GetCidr(), "10.216.15.192/26")
+	is(t, "whether the last slice is marked as holding addresses of services", shown.GetNetwork().GetSlices()[1].GetServices(), true)
 	is(t, "members", shown.GetNetwork().GetSlices()[0].GetWorkloads(), 1)
 	list, err := c.ListNetworks(ctxFor(t), &clusterv1.ListNetworksRequest{})
 	ok(t, err)
@@ -103,11 +103,11 @@ func TestHeartbeatsCarryNetworks(t *testing.T) {
 		return r.GetNetworks()
 	}
 	if v := beat("n1", 0, 0); v != nil {
-		t.Errorf("a cluster that never had a network must send none, but sent %v", v)
+		t.Errorf("a cluster that never had a network sent the networks %v, want none", v)
 	}
 	ok(t, second(g.cluster(0).CreateNetwork(ctxFor(t), &clusterv1.CreateNetworkRequest{Name: "back"})))
 	if v := beat("n1", 0, 0); v == nil || len(v.GetNetworks()) > 0 {
-		t.Errorf("without a member the node has no network, but it got %v", v)
+		t.Errorf("a node without a member of a network got the networks %v, want none", v)
 	}
 	g.put(t, joining("web", "back"), "n1")
 	g.put(t, joining("api", "back"), "n2")
@@ -126,10 +126,10 @@ func TestHeartbeatsCarryNetworks(t *testing.T) {
 		t.Errorf("node n1 got the networks\n%v, want\n%v", v, want)
 	}
 	if v := beat("n1", index, 1); v != nil {
-		t.Errorf("an agent with the newest networks got them again: %v", v)
+		t.Errorf("an agent that has the newest version of its networks got them again: %v", v)
 	}
 	if v := beat("n1", index, 9); v == nil {
-		t.Error("an agent whose networks are of another incarnation must get them again")
+		t.Error("an agent whose networks are of another incarnation must get its networks again, but did not")
 	}
 	if v := beat("a", 0, 0); v != nil {
 		t.Errorf("an agent without networks must get none, but got %v", v)
@@ -145,9 +145,9 @@ func TestRegistrationKeepsTheNetworks(t *testing.T) {
 		networking *controlv1.NodeNetworking
 		problem    string
 	}{
-		{"a problem", &controlv1.NodeNetworking{Problem: "the name a.example has no address"}, "the name a.example has no address"},
-		{"an address inside the network", &controlv1.NodeNetworking{Address: "10.216.3.3", Mtu: 1450}, "its address 10.216.3.3 is in the subnet 10.216.0.0/20 of network default/back"},
-		{"an address inside the network, in IPv6 form", &controlv1.NodeNetworking{Address: "::ffff:10.216.3.3", Mtu: 1450}, "in the subnet 10.216.0.0/20 of network default/back"},
+		{"the node reports that it cannot set up networks", &controlv1.NodeNetworking{Problem: "the name a.example has no address"}, "the name a.example has no address"},
+		{"the node has an address inside the network's subnet", &controlv1.NodeNetworking{Address: "10.216.3.3", Mtu: 1450}, "its address 10.216.3.3 is in the subnet 10.216.0.0/20 of network default/back"},
+		{"the node has an IPv4 address inside the network's subnet, in IPv6 form", &controlv1.NodeNetworking{Address: "::ffff:10.216.3.3", Mtu: 1450}, "in the subnet 10.216.0.0/20 of network default/back"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGroup(t, 1)
@@ -161,20 +161,20 @@ func TestRegistrationKeepsTheNetworks(t *testing.T) {
 			ok(t, err)
 			is(t, "accepted", r.GetAccepted(), true)
 			n, _ := g.view().Node("n1")
-			is(t, "the former address stays", n.Facts.Networking.Address, "10.0.0.1")
-			is(t, "the former MTU stays", n.Facts.Networking.MTU, 1450)
+			is(t, "address of the node, which must stay as before", n.Facts.Networking.Address, "10.0.0.1")
+			is(t, "MTU of the node, which must stay as before", n.Facts.Networking.MTU, 1450)
 			if p := n.Facts.Networking.Lacks(); !strings.Contains(p, c.problem) {
-				t.Errorf("the node lacks %q, want %q", p, c.problem)
+				t.Errorf("the state says that the node cannot set up networks because of %q, want %q", p, c.problem)
 			}
 			for _, id := range []string{"n1", "n2"} {
 				n, _ := g.view().Node(id)
 				if v := netmap(g.view(), n, 4790); len(v.GetNetworks()) != 1 || len(v.GetPeers()) != 1 {
-					t.Errorf("the view of %s has networks %v and peers %v, want one of each", id, v.GetNetworks(), v.GetPeers())
+					t.Errorf("node %q gets the networks %v and peers %v, want one of each", id, v.GetNetworks(), v.GetPeers())
 				}
 			}
 			index := g.view().Info().Index
 			ok(t, second(g.control(0).RegisterNode(ctxFor(t), &controlv1.RegisterNodeRequest{NodeId: "n1", GrpcEndpoint: "10.0.0.1:50051", Capabilities: caps})))
-			is(t, "log entries of the same registration again", g.view().Info().Index-index, 0)
+			is(t, "number of log entries of a repeated registration", g.view().Info().Index-index, 0)
 		})
 	}
 }
@@ -206,10 +206,10 @@ func TestOrdersCarryNetworks(t *testing.T) {
 		got := f.applies[0]
 		at := got.GetSpec().GetContainer().GetNetworks()
 		if len(at) != 1 || at[0].GetId() != 2 || at[0].GetName() != "back" || at[0].GetAliases()[0] != "web" {
-			t.Errorf("the container joins %v, want network 2, back, with the alias web", at)
+			t.Errorf("the container joins the networks %v, want network 2 (back) with the alias web", at)
 		}
 		if v := got.GetNetworks(); len(v.GetNetworks()) != 1 || v.GetNetworks()[0].GetId() != 2 || v.GetEpoch().GetTerm() != 3 || v.GetIndex() == 0 {
-			t.Errorf("the order has the networks %v, want only network 2, in the term of the order", v)
+			t.Errorf("the order has the networks %v, want only network 2, with the term of the order's epoch", v)
 		}
 	}
 }
@@ -253,7 +253,7 @@ func TestNetmap(t *testing.T) {
 			for _, n := range v.GetNetworks() {
 				own[fmt.Sprint(n.GetId(), id)] = n.GetSlice()
 				if !netip.MustParsePrefix(n.GetCidr()).Contains(netip.MustParsePrefix(n.GetSlice()).Addr()) {
-					rt.Fatalf("node %s: slice %s is outside of %s", id, n.GetSlice(), n.GetCidr())
+					rt.Fatalf("node %s has slice %s, which is outside of its network's subnet %s", id, n.GetSlice(), n.GetCidr())
 				}
 			}
 		}

@@ -48,9 +48,9 @@ func TestEndpointsAreParsed(t *testing.T) {
 		t.Run(fmt.Sprintf("%q", c.in), func(t *testing.T) {
 			got, err := parseEndpoint(c.in)
 			is(t, "endpoint", got, c.want)
-			is(t, "refused", err != nil, c.want == "")
+			is(t, "whether the endpoint was refused", err != nil, c.want == "")
 			if err != nil {
-				is(t, "kind", edgeKind(err), KindInvalid)
+				is(t, "kind of the error", edgeKind(err), KindInvalid)
 			}
 		})
 	}
@@ -114,7 +114,7 @@ func TestRegistrationsAreAcceptedAndRefused(t *testing.T) {
 				is(t, "reason", r.GetReason(), "registered")
 				is(t, "interval", r.GetHeartbeatIntervalSeconds(), 3)
 				is(t, "lease", r.GetLeaseSeconds(), 10)
-				is(t, "lease in the future", r.GetLeaseExpiresAt().AsTime().After(time.Now()), true)
+				is(t, "whether the lease ends in the future", r.GetLeaseExpiresAt().AsTime().After(time.Now()), true)
 				is(t, "epoch", r.GetEpoch().GetClusterId(), "c1")
 				is(t, "leader", r.GetLeaderAddr(), g.replicas[0].addr)
 				is(t, "schedulers", len(r.GetSchedulerAddrs()), 1)
@@ -211,11 +211,11 @@ func TestHeartbeatReachesTheLoop(t *testing.T) {
 	is(t, "gone", hb.Reports[1].Gone, true)
 	bad := hb.Reports[2].Observation
 	is(t, "failure", fmt.Sprintln(bad.State, bad.Failure, bad.Code, bad.Message, bad.Retryable), "Failed 2 IMAGE_NOT_FOUND no such image true\n")
-	is(t, "a state with an unknown name", hb.Reports[3].Observation.State, fsm.ActualUnknown)
+	is(t, "actual state after a report with an unknown state name", hb.Reports[3].Observation.State, fsm.ActualUnknown)
 
 	_, err = g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a"})
 	ok(t, err)
-	is(t, "usage of a heartbeat that has none", g.replicas[0].lastBeat(t).Used.CPU, 1)
+	is(t, "CPU usage after a heartbeat that reports no usage, which keeps the last one", g.replicas[0].lastBeat(t).Used.CPU, 1)
 }
 
 // TestUsageThatCannotBe: a heartbeat reports an impossible resource usage, such as a negative number. It must not be
@@ -259,7 +259,7 @@ func TestInvalidReservationsNameTheirField(t *testing.T) {
 		r, err := g.control(0).RegisterNode(ctxFor(t), req)
 		ok(t, err)
 		if r.GetAccepted() || !strings.Contains(r.GetReason(), c.want) {
-			t.Errorf("%q, want %q", r.GetReason(), c.want)
+			t.Errorf("the registration was refused with the reason %q, want one that contains %q", r.GetReason(), c.want)
 		}
 	}
 }
@@ -274,7 +274,7 @@ func TestALegacyAgentsListIsComplete(t *testing.T) {
 	is(t, "full", hb.Full, true)
 	is(t, "protocol", hb.Protocol, 0)
 	is(t, "generation", hb.Reports[0].Observation.Generation.IsZero(), true)
-	is(t, "observed at is set", hb.Reports[0].Observation.At > 0, true)
+	is(t, "whether the report has a time", hb.Reports[0].Observation.At > 0, true)
 }
 
 // TestLabelAndTaintNode: users can set labels and taints through any replica. A later registration of the
@@ -300,10 +300,10 @@ func TestLabelAndTaintNode(t *testing.T) {
 	ok(t, err)
 	is(t, "labels and taints after a registration", fmt.Sprintf("%q %d", n.GetNode().GetLabels()["zone"], len(n.GetNode().GetTaints())), `"" 1`)
 	for fact, err := range map[string]error{
-		"no node":        second(g.cluster(0).LabelNode(ctxFor(t), &clusterv1.LabelNodeRequest{Labels: map[string]string{"a": "b"}})),
-		"no label":       second(g.cluster(0).LabelNode(ctxFor(t), &clusterv1.LabelNodeRequest{NodeId: "n"})),
-		"a reserved key": second(g.cluster(0).LabelNode(ctxFor(t), &clusterv1.LabelNodeRequest{NodeId: "n", Labels: map[string]string{"node.id": "b"}})),
-		"no effect":      second(g.cluster(0).TaintNode(ctxFor(t), &clusterv1.TaintNodeRequest{NodeId: "n", Taints: []*controlv1.Taint{{Key: "k"}}})),
+		"no node":                     second(g.cluster(0).LabelNode(ctxFor(t), &clusterv1.LabelNodeRequest{Labels: map[string]string{"a": "b"}})),
+		"no label":                    second(g.cluster(0).LabelNode(ctxFor(t), &clusterv1.LabelNodeRequest{NodeId: "n"})),
+		"a label with a reserved key": second(g.cluster(0).LabelNode(ctxFor(t), &clusterv1.LabelNodeRequest{NodeId: "n", Labels: map[string]string{"node.id": "b"}})),
+		"no effect":                   second(g.cluster(0).TaintNode(ctxFor(t), &clusterv1.TaintNodeRequest{NodeId: "n", Taints: []*controlv1.Taint{{Key: "k"}}})),
 	} {
 		t.Run(fact, func(t *testing.T) { code(t, err, codes.InvalidArgument) })
 	}
@@ -313,7 +313,7 @@ func TestLabelAndTaintNode(t *testing.T) {
 		return true
 	})
 	if all := strings.Join(audited, "\n"); !strings.Contains(all, "NodeLabelsChanged rack=1, zone=z9") || !strings.Contains(all, "NodeTaintsChanged repair:NoExecute:60") {
-		t.Errorf("the audit log is\n%s\nwant the changed labels and the changed taints", all)
+		t.Errorf("the audit log is\n%s\nwant one record about the changed labels and one about the changed taints", all)
 	}
 }
 
@@ -323,7 +323,7 @@ func TestLabelsOfPolicies(t *testing.T) {
 	g, as := tlsGroup(t)
 	admin, ada := clusterv1.NewClusterClient(as(0, "user/admin")), clusterv1.NewClusterClient(as(0, "user/ada"))
 	ok(t, second(admin.BindPolicy(ctxFor(t), &clusterv1.BindPolicyRequest{Policy: "restricted", NodeLabel: "role=control"})))
-	is(t, "node", len(g.view().NodePolicies(&fsm.Node{Facts: fsm.NodeFacts{Labels: []fsm.Label{{Key: "role", Value: "control"}}}})), 1)
+	is(t, "number of policies that apply to a node with the label role=control", len(g.view().NodePolicies(&fsm.Node{Facts: fsm.NodeFacts{Labels: []fsm.Label{{Key: "role", Value: "control"}}}})), 1)
 	for _, c := range []struct {
 		fact string
 		who  clusterv1.ClusterClient

@@ -41,16 +41,16 @@ func TestSecretsGoWithTheOrder(t *testing.T) {
 		ok(t, err)
 		for _, want := range []string{"spec.container.secrets[0].source: secret does not exist in this namespace: persysctl secret put db", "spec.container.env_configs.SITE: config does not exist"} {
 			if resp.GetSuccess() || !strings.Contains(resp.GetErrorMessage(), want) {
-				t.Errorf("an apply with unknown objects returned %v, want %q", resp, want)
+				t.Errorf("an apply with a secret and a config that do not exist returned %v, want a refusal with %q", resp, want)
 			}
 		}
 		put, err := k.PutObject(ctxFor(t), &clusterv1.PutObjectRequest{Kind: "secret", Name: "db", Data: []byte(value)})
 		ok(t, err)
-		is(t, "version", put.GetVersion(), 1)
+		is(t, "version of the secret after the first put", put.GetVersion(), 1)
 		ok(t, second(k.PutObject(ctxFor(t), &clusterv1.PutObjectRequest{Kind: "config", Name: "site", Data: []byte("blue\n")})))
 		o, _ := g.view().Object("default", fsm.KindSecret, "db")
 		if bytes.Contains(o.Present().Data, []byte(value)) {
-			t.Errorf("the stored secret is %s, want a sealed value", o.Present().Data)
+			t.Errorf("the state stores the secret as %s, want a sealed (encrypted) value", o.Present().Data)
 		}
 		plan, err := k.PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{usesSecret()}})
 		ok(t, err)
@@ -58,13 +58,13 @@ func TestSecretsGoWithTheOrder(t *testing.T) {
 		g.put(t, usesSecret(), "n")
 		plan, err = k.PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{usesSecret()}})
 		ok(t, err)
-		is(t, "planned again", plan.GetWorkloads()[0].GetAction(), "unchanged")
+		is(t, "planned action after the apply", plan.GetWorkloads()[0].GetAction(), "unchanged")
 		w, _ := g.view().Workload("web")
 		ack, err := g.replicas[0].server.agents.Deliver(ctxFor(t), epoch, sched.Order{Op: sched.OpApply, Node: "n", Workload: "web", Generation: w.Generation})
 		ok(t, err)
 		if protocol == 0 {
 			if !ack.Refused || !strings.Contains(ack.Message, "memory_files") || f.applied() != 0 {
-				t.Errorf("the order to a legacy v1 agent returned %+v, want a refusal", ack)
+				t.Errorf("the order to a legacy v1 agent returned %+v, want a refusal, because the container gets secrets as files", ack)
 			}
 			continue
 		}
@@ -75,13 +75,13 @@ func TestSecretsGoWithTheOrder(t *testing.T) {
 		}
 		put, err = k.PutObject(ctxFor(t), &clusterv1.PutObjectRequest{Kind: "secret", Name: "db", Data: []byte("other")})
 		ok(t, err)
-		is(t, "updated", strings.Join(put.GetWorkloadIds(), " "), "web")
+		is(t, "workloads that the new version of the secret updates", strings.Join(put.GetWorkloadIds(), " "), "web")
 		back, err := k.RollBackObject(ctxFor(t), &clusterv1.RollBackObjectRequest{Kind: "secret", Name: "db"})
 		ok(t, err)
-		is(t, "version after a rollback", back.GetVersion(), 3)
+		is(t, "version of the secret after a rollback", back.GetVersion(), 3)
 		shown, err := k.ShowSecret(ctxFor(t), &clusterv1.GetObjectValueRequest{Name: "db"})
 		ok(t, err)
-		is(t, "value after a rollback", string(shown.GetData()), value)
+		is(t, "value of the secret after a rollback", string(shown.GetData()), value)
 		var audited *fsm.Event
 		g.view().EventsBack(func(e *fsm.Event) bool {
 			if e.Type == fsm.EventSecretShown {
@@ -90,7 +90,7 @@ func TestSecretsGoWithTheOrder(t *testing.T) {
 			return audited == nil
 		})
 		if audited == nil || audited.In() != "default" || audited.Message != "db version 3" {
-			t.Errorf("the audit event is %+v, want one about version 3 of secret db in namespace default", audited)
+			t.Errorf("the audit event of ShowSecret is %+v, want one about version 3 of secret db in namespace default", audited)
 		}
 		code(t, second(k.DeleteObject(ctxFor(t), &clusterv1.DeleteObjectRequest{Kind: "secret", Name: "db"})), codes.FailedPrecondition)
 	}
@@ -109,7 +109,7 @@ func TestExternalObjectsOfAStack(t *testing.T) {
 	resp, err := g.control(0).ApplyWorkload(ctxFor(t), composeRequest("shop", text))
 	ok(t, err)
 	if want := "services.db.secrets: secret db does not exist in this namespace: persysctl secret put db"; resp.GetSuccess() || !strings.Contains(resp.GetErrorMessage(), want) {
-		t.Fatalf("an apply with an unknown secret returned %v, want %q", resp, want)
+		t.Fatalf("an apply of a stack with a secret that does not exist returned %v, want a refusal with %q", resp, want)
 	}
 	put := func(value string) *clusterv1.ObjectResponse {
 		t.Helper()
@@ -123,7 +123,7 @@ func TestExternalObjectsOfAStack(t *testing.T) {
 		ack, err := g.replicas[0].server.agents.Deliver(ctxFor(t), epoch, sched.Order{Op: sched.OpApply, Node: "n", Workload: "shop", Generation: w.Generation})
 		ok(t, err)
 		if ack.Refused || f.applied() == 0 {
-			t.Fatalf("the order was answered with %+v, want that the agent accepts it", ack)
+			t.Fatalf("the agent answered the order with %+v, want the order accepted", ack)
 		}
 		files := f.applies[len(f.applies)-1].GetSpec().GetCompose().GetMemoryFiles()
 		if len(files) != 1 {
@@ -138,17 +138,17 @@ func TestExternalObjectsOfAStack(t *testing.T) {
 		t.Errorf("the order has the file %v, want the first version of secret db for service db", file)
 	}
 	before, _ := g.view().Workload("shop")
-	is(t, "updated", strings.Join(put("second").GetWorkloadIds(), " "), "shop")
+	is(t, "workloads that the second version of the secret updates", strings.Join(put("second").GetWorkloadIds(), " "), "shop")
 	after, _ := g.view().Workload("shop")
 	if before.Content == after.Content {
-		t.Error("the content of the stack is the same with another version")
+		t.Error("the content hash of the stack is the same with another version of its secret, want another hash")
 	}
 	if file = order(); string(file.GetData()) != "second" || file.GetValueId() != "secret/db/2" {
-		t.Errorf("the order after the second version has the file %v, want the second version", file)
+		t.Errorf("the order after the second put of the secret has the file %v, want the second version of the secret", file)
 	}
 	plan, err := k.PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{composeRequest("shop", text)}})
 	ok(t, err)
-	is(t, "planned again", plan.GetWorkloads()[0].GetAction(), "unchanged")
+	is(t, "planned action of the same stack after the update", plan.GetWorkloads()[0].GetAction(), "unchanged")
 	code(t, second(k.DeleteObject(ctxFor(t), &clusterv1.DeleteObjectRequest{Kind: "secret", Name: "db"})), codes.FailedPrecondition)
 }
 
@@ -164,7 +164,7 @@ func TestAgentWithoutMemoryFiles(t *testing.T) {
 	g.put(t, usesSecret(), "n")
 	w, _ := g.view().Workload("web")
 	if !w.Demand.MemoryFiles {
-		t.Error("the demand of a workload with a secret as a file does not say so")
+		t.Error("the demand of a workload with a secret as a file does not have the field MemoryFiles set")
 	}
 	g.do(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: &commandv1.RegisterNode{
 		Id: "n", Endpoint: f.addr, CpuMillicores: 8000, MemoryMib: 8192, Types: []string{"container"}, Protocol: 1, AgentVersion: "v8",
@@ -172,7 +172,7 @@ func TestAgentWithoutMemoryFiles(t *testing.T) {
 	ack, err := g.replicas[0].server.agents.Deliver(ctxFor(t), epoch, sched.Order{Op: sched.OpApply, Node: "n", Workload: "web", Generation: w.Generation})
 	ok(t, err)
 	if !ack.Refused || !strings.Contains(ack.Message, "tmpfs") || f.applied() != 0 {
-		t.Errorf("the order to an agent that would ignore the files returned %+v, want a refusal", ack)
+		t.Errorf("the order to an agent that would ignore files in memory returned %+v, want a refusal", ack)
 	}
 }
 
@@ -204,7 +204,7 @@ func TestRepeatedPutOfASecret(t *testing.T) {
 		hashes = append(hashes, objectHash(caller{id: pki.Anonymous()}.subject(), first, key))
 	}
 	if len(slices.Compact(hashes)) != 2 {
-		t.Errorf("the hash of the request does not depend on the key: %v", hashes)
+		t.Errorf("the hashes of a request under two cluster keys are %v, want two different hashes", hashes)
 	}
 	key, err := g.replicas[0].server.cfg.Keys.Key()
 	ok(t, err)
@@ -213,13 +213,13 @@ func TestRepeatedPutOfASecret(t *testing.T) {
 		t.Errorf("the receipt must have the keyed hash of the request, but is %+v (found: %v)", r, known)
 	}
 	if r, _ := g.view().Receipt(id, requestHash(caller{id: pki.Anonymous()}.subject(), clusterv1.Cluster_PutObject_FullMethodName, first)); r.Kind != fsm.OtherRequest {
-		t.Errorf("the receipt has a hash of the request without a key: %+v", r)
+		t.Errorf("the receipt has a hash of the request that does not depend on the cluster key: %+v", r)
 	}
 	if h := hashOfCall(ctxFor(t), &call{}, clusterv1.Cluster_PutObject_FullMethodName, first); h != 0 {
-		t.Error("a forwarded call has a hash of the value without a key")
+		t.Error("a forwarded put of a secret carries a hash of the value that does not depend on the cluster key, want no hash")
 	}
 	if h := hashOfCall(ctxFor(t), &call{}, clusterv1.Cluster_PutObject_FullMethodName, &clusterv1.PutObjectRequest{Kind: "config"}); h == 0 {
-		t.Error("a forwarded put of a config has no hash")
+		t.Error("a forwarded put of a config carries no hash of the request, want one")
 	}
 	code(t, second(k.PutObject(ctxFor(t), &clusterv1.PutObjectRequest{Kind: "config", Name: "c", Data: bytes.Repeat([]byte("x"), fsm.MaxObjectBytes+1)})), codes.InvalidArgument)
 }
@@ -235,9 +235,9 @@ func TestSecretUnderALostKey(t *testing.T) {
 	ok(t, err)
 	o := &fsm.Object{Kind: fsm.KindSecret, Name: "db", Versions: []fsm.ObjectVersion{{Number: 1, Data: []byte(sealed)}}}
 	if _, err := openObject(o, &o.Versions[0], key); err == nil || !strings.Contains(err.Error(), "sealed under another cluster key") {
-		t.Errorf("a value under another key returned %v", err)
+		t.Errorf("opening a value that was sealed under another cluster key returned %v, want an error that says so", err)
 	}
 	if _, err := openObject(&fsm.Object{Kind: fsm.KindSecret, Name: "other"}, &fsm.ObjectVersion{Data: []byte(sealed)}, other); err == nil {
-		t.Error("a sealed value was opened for another secret")
+		t.Error("a sealed value of secret \"db\" could be opened as the value of another secret")
 	}
 }

@@ -88,7 +88,7 @@ func (s *Server) PlanWorkloads(ctx context.Context, req *clusterv1.PlanWorkloads
 type plan struct {
 	s    *Server
 	view fsm.View
-	by   *policy.Policy // policy that judges the workloads in place of the policies of their namespaces; nil for none
+	by   *policy.Policy // policy that is checked in place of the policies of the workloads' namespaces; nil if the caller names none
 	out  []*clusterv1.PlannedWorkload
 	next []*fsm.Workload // workloads for which the planner has to find a node
 	at   []int           // for each workload in the list next: its index in the list out
@@ -103,8 +103,8 @@ func (p *plan) say(id, action, reason string) *clusterv1.PlannedWorkload {
 	return w
 }
 
-// add plans one request. If it returns an error, the whole call fails; the refusal of a single request is a
-// part of the plan.
+// add plans one request. If it returns an error, the whole call fails; if only this request would be
+// refused, the refusal is a part of the plan and add returns no error.
 func (p *plan) add(ctx context.Context, req *controlv1.ApplyWorkloadRequest) error {
 	id := req.GetWorkloadId()
 	prepared, err := p.s.prepare(ctx, req, p.by, true)

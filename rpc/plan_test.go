@@ -48,32 +48,32 @@ func TestPlanWorkloadsShowsTheChanges(t *testing.T) {
 		req  *controlv1.ApplyWorkloadRequest
 		want []string
 	}{
-		{"a new workload", web("new"), []string{`new create on "a"`}},
-		{"the same workload again", web("web"), []string{`web unchanged on "a"`}},
+		{"a plan creates a new workload", web("new"), []string{`new create on "a"`}},
+		{"a plan of the stored workload changes nothing", web("web"), []string{`web unchanged on "a"`}},
 		{"another image", change(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().Image = "nginx:2" }),
 			[]string{`web replace on "a" container.image:nginx:1>nginx:2`}},
-		{"another priority", change(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Priority = 7 }), []string{`web update on "a" priority:>7`}},
-		{"a demand that no node can meet", change(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Resources.MemoryMb = 1 << 20 }),
+		{"a plan with another priority updates the workload without a restart", change(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Priority = 7 }), []string{`web update on "a" priority:>7`}},
+		{"a plan with a demand that no node can meet gives the reason", change(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Resources.MemoryMb = 1 << 20 }),
 			[]string{`web replace on "" resources.memory_mb:64>1048576`}},
 		{"a plan that stops a workload", &controlv1.ApplyWorkloadRequest{WorkloadId: "web", DesiredState: "stopped"}, []string{`web stop on ""`}},
-		{"a stop with its specification", change(func(r *controlv1.ApplyWorkloadRequest) { r.DesiredState = "stopped" }), []string{`web stop on "a"`}},
+		{"a plan that stops a workload and contains its specification", change(func(r *controlv1.ApplyWorkloadRequest) { r.DesiredState = "stopped" }), []string{`web stop on "a"`}},
 		{"a plan that deletes a workload", &controlv1.ApplyWorkloadRequest{WorkloadId: "web", DesiredState: "deleted"}, []string{`web delete on ""`}},
-		{"a stop of a group", &controlv1.ApplyWorkloadRequest{WorkloadId: "g", DesiredState: "stopped"}, []string{`g-0 stop on ""`, `g-1 stop on ""`}},
-		{"a delete of a group", &controlv1.ApplyWorkloadRequest{WorkloadId: "g", DesiredState: "deleted"}, []string{`g-0 delete on ""`, `g-1 delete on ""`}},
-		{"a stop of an unknown workload", &controlv1.ApplyWorkloadRequest{WorkloadId: "x", DesiredState: "stopped"}, []string{`x refused on ""`}},
-		{"an invalid specification", web("a/b"), []string{`a/b refused on ""`}},
-		{"a workload with another secret", env("sec", "two"), []string{`sec replace on "a" a secret value:>`}},
-		{"a workload with the same secret", env("sec", "one"), []string{`sec unchanged on "a"`}},
-		{"a workload with a smaller count", func() *controlv1.ApplyWorkloadRequest { r := web("g"); r.Spec.Count = new(int32(1)); return r }(),
+		{"a plan that stops a group", &controlv1.ApplyWorkloadRequest{WorkloadId: "g", DesiredState: "stopped"}, []string{`g-0 stop on ""`, `g-1 stop on ""`}},
+		{"a plan that deletes a group", &controlv1.ApplyWorkloadRequest{WorkloadId: "g", DesiredState: "deleted"}, []string{`g-0 delete on ""`, `g-1 delete on ""`}},
+		{"a plan that stops an unknown workload is refused", &controlv1.ApplyWorkloadRequest{WorkloadId: "x", DesiredState: "stopped"}, []string{`x refused on ""`}},
+		{"a plan of a workload with an invalid id is refused", web("a/b"), []string{`a/b refused on ""`}},
+		{"a plan with another value of a secret does not show the value", env("sec", "two"), []string{`sec replace on "a" a secret value:>`}},
+		{"a plan with the same value of a secret changes nothing", env("sec", "one"), []string{`sec unchanged on "a"`}},
+		{"a plan with a smaller count deletes the last member", func() *controlv1.ApplyWorkloadRequest { r := web("g"); r.Spec.Count = new(int32(1)); return r }(),
 			[]string{`g-0 unchanged on "b"`, `g-1 delete on ""`}},
-		{"another image of a group, member by member", func() *controlv1.ApplyWorkloadRequest {
+		{"a plan with another image of a group replaces two members at a time", func() *controlv1.ApplyWorkloadRequest {
 			r := web("g")
 			r.Spec.Count, r.Spec.Update = new(int32(3)), &controlv1.UpdateStrategy{MaxParallel: 2}
 			r.Spec.GetContainer().Image = "nginx:2"
 			return r
 		}(), []string{`g-0 replace on "b" container.image:nginx:1>nginx:2 2 at a time`,
 			`g-1 replace on "b" container.image:nginx:1>nginx:2 2 at a time`, `g-2 create on "a"`}},
-		{"another image of a group, with extra members first", func() *controlv1.ApplyWorkloadRequest {
+		{"a plan with another image of a group starts extra members first", func() *controlv1.ApplyWorkloadRequest {
 			r := web("g")
 			r.Spec.Count, r.Spec.Update = new(int32(2)), &controlv1.UpdateStrategy{Order: "start-first"}
 			r.Spec.GetContainer().Image = "nginx:2"
@@ -97,7 +97,7 @@ func TestPlanWorkloadsShowsTheChanges(t *testing.T) {
 					got = append(got, line(w))
 				}
 				is(t, "plan", strings.Join(got, "\n"), strings.Join(c.want, "\n"))
-				is(t, "commands", len(g.history), before)
+				is(t, "number of commands in the log after the plan, which must not propose any", len(g.history), before)
 			})
 		}
 	}
@@ -116,11 +116,11 @@ func TestPlansSeeEachOther(t *testing.T) {
 	for _, w := range r.GetWorkloads()[:2] {
 		on[w.GetNodeId()] = true
 	}
-	is(t, "nodes", len(on), 2)
+	is(t, "number of nodes on which the workloads are planned", len(on), 2)
 	last := r.GetWorkloads()[2]
-	is(t, "node of the third workload", last.GetNodeId(), "")
+	is(t, "planned node of the third workload, for which there is no capacity", last.GetNodeId(), "")
 	if !strings.Contains(last.GetReason(), "CPU") {
-		t.Errorf("the reason of the plan is %q, want one that names the CPU", last.GetReason())
+		t.Errorf("the plan gives the reason %q for the third workload, want one that names the CPU", last.GetReason())
 	}
 	is(t, "verdicts", len(last.GetNodes()), 2)
 }
@@ -142,23 +142,23 @@ func TestPlansNameVictims(t *testing.T) {
 		return out.GetWorkloads()[0]
 	}
 	first := plan(big("high", 1))
-	is(t, "preemption in the same namespace", fmt.Sprint(first.GetNodeId(), first.GetPreempts()), "a[low]")
+	is(t, "planned node, and workloads that would be preempted in the same namespace", fmt.Sprint(first.GetNodeId(), first.GetPreempts()), "a[low]")
 	r, err := g.cluster(0).DrainNode(ctxFor(t), &clusterv1.DrainNodeRequest{NodeId: "b", On: true, Preview: true})
 	ok(t, err)
-	is(t, "a drain", fmt.Sprint(r.GetMoves()[0].GetToNodeId(), r.GetMoves()[0].GetPreempts()), "a[low]")
+	is(t, "target node, and workloads that the drain would preempt", fmt.Sprint(r.GetMoves()[0].GetToNodeId(), r.GetMoves()[0].GetPreempts()), "a[low]")
 
 	g.do(&commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: &commandv1.PutNamespace{Name: "shop"}}})
 	other := big("cart", 9)
 	other.Spec.Namespace = "shop"
-	is(t, "preemption in another namespace", fmt.Sprint(plan(proto.CloneOf(other)).GetPreempts()), "[]")
+	is(t, "workloads that would be preempted in another namespace without a grant", fmt.Sprint(plan(proto.CloneOf(other)).GetPreempts()), "[]")
 	g.put(t, other, "")
 	const next = "persysctl namespace set shop --max-priority 9"
 	if why := plan(proto.CloneOf(big("cart2", 9))).GetReason(); strings.Contains(why, next) {
-		t.Errorf("the reason for a workload in the caller's own namespace is %q, want one without that advice", why)
+		t.Errorf("the reason for a workload in namespace default is %q, want one without the advice to raise max-priority of namespace shop", why)
 	}
 	g.do(&commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: &commandv1.PutNamespace{Name: "shop", MaxPriority: 9}}})
 	other.WorkloadId = "cart3"
-	is(t, "preemption in another namespace with a grant", fmt.Sprint(plan(proto.CloneOf(other)).GetPreempts()), "[low]")
+	is(t, "workloads that would be preempted in another namespace with a grant", fmt.Sprint(plan(proto.CloneOf(other)).GetPreempts()), "[low]")
 }
 
 func TestPlanFromAFile(t *testing.T) {
@@ -208,9 +208,9 @@ func TestPlanRefusesNamesAsApplyDoes(t *testing.T) {
 		{"a workload with the DNS name of another", web("Shop"), web(bounds.DNSLabel("Shop")), "", `would have the DNS name of workload "Shop"`},
 		{"a group with the DNS name of a workload", web("shop"), grouped("other", "shop"), "", `group "shop" would have the DNS name of workload "shop"`},
 		{"a workload with the DNS name of a group", grouped("other", "shop"), web("shop"), "", `would have the DNS name of group "shop"`},
-		{"a configured Ethernet address of another machine", guest("one", "52:54:00:00:00:01"), guest("two", "52:54:00:00:00:01"), "", `is already used by workload "one"`},
-		{"a configured Ethernet address that another machine derives from its id", guest("one", ""), guest("two", engine.GuestMAC("c1", "one", 0)), "", `is already used by workload "one"`},
-		{"the line of the network cards", guest("one", "52:54:00:00:00:01"), guest("two", "52:54:00:00:00:01"),
+		{"a virtual machine with the configured Ethernet address of another machine", guest("one", "52:54:00:00:00:01"), guest("two", "52:54:00:00:00:01"), "", `is already used by workload "one"`},
+		{"a virtual machine whose derived Ethernet address is configured for another machine", guest("one", ""), guest("two", engine.GuestMAC("c1", "one", 0)), "", `is already used by workload "one"`},
+		{"the refusal of a virtual machine names the line of its network cards", guest("one", "52:54:00:00:00:01"), guest("two", "52:54:00:00:00:01"),
 			"id: two\nvm:\n  cpus: 1\n  memory: 64Mi\n  networks:\n    - {network: lan, mac: 52:54:00:00:00:01}\n", `6:5: vm.networks: mac_address 52:54:00:00:00:01`},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
@@ -229,7 +229,7 @@ func TestPlanRefusesNamesAsApplyDoes(t *testing.T) {
 			is(t, "action", plan.GetWorkloads()[0].GetAction(), "refused")
 			why := plan.GetWorkloads()[0].GetReason()
 			if !strings.Contains(why, c.names) {
-				t.Errorf("the plan says %q, want %q", why, c.names)
+				t.Errorf("the plan gives the reason %q, want one that contains %q", why, c.names)
 			}
 			if c.file != "" {
 				return
@@ -240,7 +240,7 @@ func TestPlanRefusesNamesAsApplyDoes(t *testing.T) {
 				said = err.Error()
 			}
 			if r.GetSuccess() || !strings.Contains(said, why) {
-				t.Errorf("apply says %q and the plan says %q, want the same refusal", said, why)
+				t.Errorf("the apply is refused with %q and the plan with %q, want the same reason", said, why)
 			}
 		})
 	}

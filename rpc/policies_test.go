@@ -63,7 +63,7 @@ func TestPutsAreJudgedUnlessAnAdminMakesThem(t *testing.T) {
 				ok(t, err)
 				for _, word := range []string{"container.volumes[0].host_path", `"/etc"`, `policy "baseline"`, "rule host_paths", "persysctl policy bind POLICY --namespace a"} {
 					if !strings.Contains(why, word) {
-						t.Errorf("the text of the refusal of %s must contain %q, but is %q", who, word, why)
+						t.Errorf("the refusal of a put by user %s must contain %q, but is %q", who, word, why)
 					}
 				}
 			}
@@ -79,7 +79,7 @@ func TestPutsAreJudgedUnlessAnAdminMakesThem(t *testing.T) {
 			why, err = way.do(ctxFor(t), "user/ada", webIn("own", "a"))
 			ok(t, err)
 			if why != "" {
-				t.Errorf("an ordinary workload must be accepted, but is refused: %s", why)
+				t.Errorf("a workload that the policy baseline allows must be accepted, but is refused: %s", why)
 			}
 			why, err = way.do(ctxFor(t), "user/admin", host("/etc"))
 			ok(t, err)
@@ -98,19 +98,19 @@ func TestPoliciesArePutBoundAndDeleted(t *testing.T) {
 	ctx := ctxFor(t)
 	_, err := admin.PutPolicy(ctx, &clusterv1.PutPolicyRequest{Name: "own", Document: "privileged_: true\n"})
 	if err == nil || !strings.Contains(err.Error(), "privileged_") {
-		t.Errorf("a policy with a misspelt field returned %v, want an error that names the field", err)
+		t.Errorf("PutPolicy with a misspelt field returned %v, want an error that names the field", err)
 	}
 	const own = "kinds: ['*']\nimages: ['*']\nusers: ['*']\nports: ['*']\naddresses: ['*']\nhost_paths: [{path: /etc, read_only: true}]\n"
 	ok(t, second(admin.PutPolicy(ctx, &clusterv1.PutPolicyRequest{Name: "own", Document: own})))
 	_, err = admin.PutPolicy(ctx, &clusterv1.PutPolicyRequest{Name: "own", Document: own + "privileged: true\n", IfVersion: new(uint64)})
 	if status.Code(err) != codes.Aborted {
-		t.Errorf("a put on condition that the policy does not exist returned %v, want Aborted", err)
+		t.Errorf("PutPolicy on condition that the policy does not exist, although it exists, returned %v, want Aborted", err)
 	}
 	ok(t, second(admin.BindPolicy(ctx, &clusterv1.BindPolicyRequest{Policy: "own", Namespace: "a"})))
 	ok(t, second(admin.BindPolicy(ctx, &clusterv1.BindPolicyRequest{Policy: "restricted", Namespace: "b"})))
 	ok(t, second(admin.BindPolicy(ctx, &clusterv1.BindPolicyRequest{Policy: "restricted", NodeLabel: "zone=dmz"})))
 	if _, err := admin.BindPolicy(ctx, &clusterv1.BindPolicyRequest{Policy: "restricted", NodeLabel: "zone"}); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("a label without a value returned %v, want InvalidArgument", err)
+		t.Errorf("BindPolicy to a node label without a value returned %v, want InvalidArgument", err)
 	}
 	if _, err := ada.BindPolicy(ctx, &clusterv1.BindPolicyRequest{Policy: "privileged", Namespace: "a"}); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("BindPolicy by ada returned %v, want PermissionDenied", err)
@@ -125,10 +125,10 @@ func TestPoliciesArePutBoundAndDeleted(t *testing.T) {
 		return strings.Join(out, " ")
 	}
 	if got := show(admin); got != "privileged: baseline: restricted:b,zone=dmz own:a" {
-		t.Errorf("the admin sees the policies %s, want all with all bindings", got)
+		t.Errorf("the admin sees the policies %s, want all policies with all bindings", got)
 	}
 	if got := show(ada); got != "privileged: baseline: restricted:zone=dmz own:a" {
-		t.Errorf("ada sees the policies %s, want all, without the binding to namespace b", got)
+		t.Errorf("user ada of namespace a sees the policies %s, want all policies without the binding to namespace b", got)
 	}
 	r := webIn("web", "a")
 	r.Spec.GetContainer().Volumes = []*controlv1.VolumeMount{{HostPath: "/etc", ContainerPath: "/x", ReadOnly: true}}
@@ -155,11 +155,11 @@ func TestStacksOfTheConfinedAreJudged(t *testing.T) {
 		name, text string
 		want       []string
 	}{
-		{"an ordinary stack", "services:\n  web:\n    image: a\n", nil},
-		{"a host path that appears after interpolation", "services:\n  web:\n    image: a\n    volumes: [\"${AT:-/etc}:/x\"]\n", []string{"services.web.volumes", `"/etc"`, "rule host_paths"}},
-		{"privileged through extends", "services:\n  base:\n    image: a\n    privileged: true\n    profiles: [never]\n  web:\n    extends: base\n    profiles: !reset []\n", []string{"services.web", "rule privileged"}},
+		{"a stack that the policy allows is accepted", "services:\n  web:\n    image: a\n", nil},
+		{"a stack with a host path that only interpolation shows is refused", "services:\n  web:\n    image: a\n    volumes: [\"${AT:-/etc}:/x\"]\n", []string{"services.web.volumes", `"/etc"`, "rule host_paths"}},
+		{"a stack with a service that is privileged through extends is refused", "services:\n  base:\n    image: a\n    privileged: true\n    profiles: [never]\n  web:\n    extends: base\n    profiles: !reset []\n", []string{"services.web", "rule privileged"}},
 		{"the host's namespaces", "services:\n  web:\n    image: a\n    pid: host\n    network_mode: host\n", []string{"rule host_namespaces"}},
-		{"a stack in Git", "", []string{"compose", "rule unread_stack", "send the Compose file inline"}},
+		{"a stack in a Git repository, which schedulers cannot read, is refused", "", []string{"compose", "rule unread_stack", "send the Compose file inline"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			request := composeRequest("web", tt.text)
@@ -224,9 +224,9 @@ func TestOrdersCarryPolicies(t *testing.T) {
 				ok(t, err)
 				name = p.Name
 			}
-			is(t, tt.id+": policy", name, tt.policy)
-			is(t, tt.id+": admins only", req.AdminsOnly, tt.admins)
-			is(t, tt.id+": policies of the node", len(req.NodePolicies), map[string]int{"dmz": 1}[zone])
+			is(t, "policy in the order of workload "+tt.id, name, tt.policy)
+			is(t, "flag admins_only in the order of workload "+tt.id, req.AdminsOnly, tt.admins)
+			is(t, "number of the node's policies in the order of workload "+tt.id, len(req.NodePolicies), map[string]int{"dmz": 1}[zone])
 		}
 	}
 	bind("privileged", "a", "")
@@ -236,7 +236,7 @@ func TestOrdersCarryPolicies(t *testing.T) {
 	req := &agentv1.ApplyWorkloadRequest{}
 	ok(t, judgedBy(req, g.view(), w, &fsm.Node{ID: "n"}))
 	if !strings.Contains(req.Policy, "name: privileged") || req.AdminsOnly {
-		t.Errorf("the order of a workload of a confined user under policy privileged is %v, want it without admins_only", req)
+		t.Errorf("the order of a workload of a confined user under policy privileged is %v, want the policy privileged without admins_only", req)
 	}
 }
 
@@ -260,9 +260,9 @@ func TestSignedImagesNeedAnAgentThatChecks(t *testing.T) {
 		spec     *agentv1.WorkloadSpec
 		refused  bool
 	}{
-		{"a container on a legacy v1 agent", 0, container, true},
-		{"a container on an agent of this version", 1, container, false},
-		{"a virtual machine on a legacy v1 agent", 0, vm, false},
+		{"an order for a container on a legacy v1 agent is refused", 0, container, true},
+		{"an order for a container on an agent of this version is sent", 1, container, false},
+		{"an order for a virtual machine on a legacy v1 agent is sent", 0, vm, false},
 	} {
 		n := &fsm.Node{ID: "n", Facts: fsm.NodeFacts{Protocol: tt.protocol, Labels: []fsm.Label{{Key: "zone", Value: "dmz"}}}}
 		err := judgedBy(&agentv1.ApplyWorkloadRequest{Spec: tt.spec}, g.view(), w, n)
@@ -298,7 +298,7 @@ func TestDefaultsOfAPolicy(t *testing.T) {
 		return r.GetWorkloads()[0].GetReason()
 	}
 	if why := plan("own", container(nil)); strings.Contains(why, "own") {
-		t.Errorf("the plan must be accepted, but was refused: %s", why)
+		t.Errorf("the plan with policy \"own\" must be accepted, but was refused: %s", why)
 	}
 	ok(t, second(admin.BindPolicy(ctxFor(t), &clusterv1.BindPolicyRequest{Policy: "own", Namespace: "a"})))
 	for _, tt := range []struct {
@@ -331,16 +331,16 @@ func TestDefaultsOfAPolicy(t *testing.T) {
 		group.Spec.Resources, group.Spec.Autoscale = nil, &controlv1.Autoscale{Min: 2, Max: 4, Cpu: 70}
 		r, err := controlv1.NewAgentControlClient(as(0, "user/admin")).ApplyWorkload(ctxFor(t), group)
 		ok(t, inBand(r, err))
-		is(t, "CPU of a group with an autoscaler", mustGet(t, g, "grown-0").Demand.CPU, 250)
+		is(t, "millicores of a member of a group with an autoscaler", mustGet(t, g, "grown-0").Demand.CPU, 250)
 	}
 	r, err := controlv1.NewAgentControlClient(as(0, "user/admin")).ApplyWorkload(ctxFor(t), webIn("free", ""))
 	ok(t, inBand(r, err))
 	w, _ := g.view().Workload("free")
-	is(t, "CPU demand without a policy", w.Demand.CPU, webIn("x", "").GetSpec().GetResources().GetCpuMillicores())
+	is(t, "millicores of a workload in a namespace without a policy", w.Demand.CPU, webIn("x", "").GetSpec().GetResources().GetCpuMillicores())
 	const bare = "a-container-without-CPU-and-memory0"
 	plain, err := spec.Unseal(bare, mustGet(t, g, bare).Spec, nil)
 	ok(t, err)
-	is(t, "the specification", plain.GetResources().GetMemoryMb(), int64(128))
+	is(t, "memory in MiB in the specification of the workload with default resources", plain.GetResources().GetMemoryMb(), int64(128))
 }
 
 func mustGet(t *testing.T, g *group, id string) *fsm.Workload {

@@ -36,11 +36,11 @@ func TestPortsOfProgramsAreRefused(t *testing.T) {
 		ok(t, err)
 		for way, text := range map[string]string{"plan": planned.GetWorkloads()[0].GetReason(), "apply": applied.GetErrorMessage()} {
 			if want == nil && way == "apply" && text != "" {
-				t.Errorf("%s: the apply must be accepted, but is refused: %s", name, text)
+				t.Errorf("a workload that publishes %s must be accepted, but is refused: %s", name, text)
 			}
 			for _, word := range want {
 				if !strings.Contains(text, word) {
-					t.Errorf("%s: the refusal by %s must contain %q, but is %q", name, way, word, text)
+					t.Errorf("a workload that publishes %s: the refusal by %s must contain %q, but is %q", name, way, word, text)
 				}
 			}
 		}
@@ -56,7 +56,7 @@ func TestPortsOfProgramsAreRefused(t *testing.T) {
 	try("the port of every agent", host("50051", "tcp", "host"), "container.ports[1]", "50051/tcp", "no node", "the agent", "node a", "publish another port")
 	try("the port of every agent, over UDP", host("50051", "udp", "host"))
 	try("the port of one agent", host("8089", "tcp", "host"))
-	try("the port of networks", host("4790", "udp", "host"), "container.ports[1]", "4790/udp", "networks")
+	try("the port of VXLAN, which every node uses for networks", host("4790", "udp", "host"), "container.ports[1]", "4790/udp", "networks")
 	try("the port of one scheduler", host("8086", "tcp", "host"))
 	try("the port of one scheduler on every node", host("8085", "tcp", "ingress"), "container.ports[0]", "8085/tcp", "mode ingress", "scheduler s2", "node b", "publish another port")
 	try("the port of one agent on every node", host("8090", "tcp", "ingress"), "container.ports[0]", "the agent", "node b")

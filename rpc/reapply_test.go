@@ -142,7 +142,7 @@ func (g *group) applied(t *testing.T, id string) (out []*controlv1.ApplyWorkload
 		text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(a)
 		ok(t, err)
 		if strings.Contains(string(text), "hunter2") {
-			t.Errorf("%s: the answer shows a secret: %s", id, text)
+			t.Errorf("GetWorkload of %s with as_applied shows a secret: %s", id, text)
 		}
 		out = append(out, documentsOf(t, id, string(text))...)
 	}
@@ -162,7 +162,7 @@ func TestAppliedAgain(t *testing.T) {
 		}
 	}
 	if len(texts) < 15 {
-		t.Fatalf("the test found %d example files, want at least 15", len(texts))
+		t.Fatalf("the test found %d example workload files, want at least 15", len(texts))
 	}
 	for name, text := range texts {
 		t.Run(filepath.Base(name), func(t *testing.T) {
@@ -176,7 +176,7 @@ func TestAppliedAgain(t *testing.T) {
 				resp, err := g.control(0).ApplyWorkload(ctxFor(t), req)
 				ok(t, err)
 				if !resp.GetSuccess() {
-					t.Fatalf("%s is refused: %s", req.GetWorkloadId(), resp.GetErrorMessage())
+					t.Fatalf("the first apply of workload %s is refused: %s", req.GetWorkloadId(), resp.GetErrorMessage())
 				}
 				id := req.GetWorkloadId()
 				again := g.applied(t, id)
@@ -189,7 +189,7 @@ func TestAppliedAgain(t *testing.T) {
 					t.Errorf("an apply of the file of %s must change nothing, but returned success %t, error %q; the file has\n%v\nwant\n%v", id, resp.GetSuccess(), resp.GetErrorMessage(), again[0], req)
 				}
 				if a, b := req.GetSpec().GetUpdate(), again[0].GetSpec().GetUpdate(); (a == nil) != (b == nil) || a.GetMaxParallel() != b.GetMaxParallel() || a.GetCanary() != b.GetCanary() || a.GetAutoRevert() != b.GetAutoRevert() {
-					t.Errorf("%s: the update strategy was %v and is %v", id, a, b)
+					t.Errorf("the update strategy of workload %s was %v and is %v after its file was applied again, want no change", id, a, b)
 				}
 			}
 		})
@@ -211,21 +211,21 @@ func TestKeptSecrets(t *testing.T) {
 		resp, err := apply(id, text)
 		ok(t, err)
 		if !resp.GetSuccess() {
-			t.Fatalf("apply of %s is refused: %s", id, resp.GetErrorMessage())
+			t.Fatalf("the apply of workload %s is refused: %s", id, resp.GetErrorMessage())
 		}
 	}
 	refusedWith := func(id, text, want string) {
 		t.Helper()
 		resp, err := apply(id, text)
 		if err == nil && resp.GetSuccess() || !strings.Contains(resp.GetErrorMessage()+errText(err), want) {
-			t.Errorf("apply of %s ends with %v, %v, want %q", id, resp, err, want)
+			t.Errorf("the apply of workload %s returned %v and error %v, want a refusal with %q", id, resp, err, want)
 		}
 	}
 	stored := func(id string) *controlv1.WorkloadSpec {
 		t.Helper()
 		w, found := g.view().Workload(id)
 		if !found {
-			t.Fatalf("there is no workload %s", id)
+			t.Fatalf("the state has no workload %s", id)
 		}
 		s, err := spec.Unseal(w.SpecID(), w.Spec, key)
 		ok(t, err)
@@ -236,22 +236,22 @@ func TestKeptSecrets(t *testing.T) {
 	refusedWith("web", with("***", "b"), "spec.container.env.A: is the marker ***, which keeps the stored value, and this workload has none there")
 	accepted("web", with("one", "two"))
 	accepted("web", with("***", "three"))
-	is(t, "the kept value", stored("web").GetContainer().GetEnv()["A"], "one")
-	is(t, "the new value", stored("web").GetContainer().GetEnv()["B"], "three")
+	is(t, "value of A, for which the apply sent the marker ***", stored("web").GetContainer().GetEnv()["A"], "one")
+	is(t, "value of B, for which the apply sent a new value", stored("web").GetContainer().GetEnv()["B"], "three")
 	accepted("web", "id: web\nresources: {cpu: 100m}\ncontainer: {image: nginx, env: {A: one}}\n")
 	refusedWith("web", with("***", "***"), "spec.container.env.B")
 
 	// A group keeps the values of its first member, also when it grows and while it is updated.
 	accepted("many", with("one", "two")+"count: 2\n")
 	accepted("many", with("***", "***")+"count: 3\nupdate: {max_parallel: 1}\n")
-	is(t, "the value of a new member", stored("many-2").GetContainer().GetEnv()["B"], "two")
+	is(t, "value of B in a new member of the group", stored("many-2").GetContainer().GetEnv()["B"], "two")
 	accepted("many", with("***", "newer")+"count: 3\nupdate: {max_parallel: 1}\n")
 	for _, again := range [][]*controlv1.ApplyWorkloadRequest{g.applied(t, "many"), g.applied(t, "many-2")} {
-		is(t, "the group of a member", again[0].GetWorkloadId(), "many")
-		is(t, "the count", again[0].GetSpec().GetCount(), 3)
+		is(t, "workload id in the file of a group or of its member", again[0].GetWorkloadId(), "many")
+		is(t, "count in the file of a group or of its member", again[0].GetSpec().GetCount(), 3)
 		resp, err := c.ApplyWorkload(ctxFor(t), again[0])
 		ok(t, err)
-		is(t, "the update goes on", resp.GetSuccess(), true)
+		is(t, "whether an apply of the file during the update succeeds", resp.GetSuccess(), true)
 	}
 	r, _ := g.view().Rollout("many")
 	waiting := 0
@@ -259,12 +259,12 @@ func TestKeptSecrets(t *testing.T) {
 		if m.Put != nil {
 			s, err := spec.Unseal(m.ID, m.Put.GetSpec(), key)
 			ok(t, err)
-			is(t, "the value that the update will give", s.GetContainer().GetEnv()["B"], "newer")
+			is(t, "value of B that the update will give to a waiting member", s.GetContainer().GetEnv()["B"], "newer")
 			waiting++
 		}
 	}
 	if waiting == 0 {
-		t.Error("no member waits for the update, so the test shows nothing")
+		t.Error("no member of group many waits for the update, want at least one, because the test checks the values of waiting members")
 	}
 
 	// Credentials of a Git URL are kept for the same URL only.
@@ -272,7 +272,7 @@ func TestKeptSecrets(t *testing.T) {
 	repo := func(secret, host string) string { return strings.NewReplacer("%A", secret, "%B", host).Replace(git) }
 	accepted("repo", repo("me:hunter2", "example.com"))
 	accepted("repo", repo("***", "example.com"))
-	is(t, "the kept URL", stored("repo").GetCompose().GetGitRepo(), "https://me:hunter2@example.com/a.git")
+	is(t, "stored Git URL after an apply with the marker *** in place of its credentials", stored("repo").GetCompose().GetGitRepo(), "https://me:hunter2@example.com/a.git")
 	refusedWith("repo", repo("***", "evil.example"), "spec.compose.git_repo: has the marker *** in place of credentials, which are stored for another URL")
 
 	// The files beside a Compose file are kept with it.
@@ -282,21 +282,21 @@ func TestKeptSecrets(t *testing.T) {
 	req.Files = archive
 	resp, err := c.ApplyWorkload(ctxFor(t), req)
 	ok(t, err)
-	is(t, "the stack", resp.GetErrorMessage(), "")
+	is(t, "error text of the apply of the stack with a file", resp.GetErrorMessage(), "")
 	resp, err = c.ApplyWorkload(ctxFor(t), g.applied(t, "shop")[0])
 	ok(t, err)
-	is(t, "the stack is unchanged", resp.GetUnchanged(), true)
+	is(t, "whether an apply of the stack's own file changes nothing", resp.GetUnchanged(), true)
 
-	// A plan keeps the values, too.
+	// A plan accepts the marker *** and keeps the stored values, as an apply does.
 	plan, err := g.cluster(0).PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: g.applied(t, "many")})
 	ok(t, err)
-	is(t, "the plan", len(plan.GetWorkloads()), 3)
+	is(t, "number of workloads in the plan of the group's file", len(plan.GetWorkloads()), 3)
 
 	// The file of a group that was not made with count contains one request for each of its workloads. The
 	// file of an unknown workload is not found.
 	accepted("a", "id: a\ngroup: pair\nresources: {cpu: 100m}\ncontainer: {image: nginx}\n")
 	accepted("b", "id: b\ngroup: pair\nresources: {cpu: 100m}\ncontainer: {image: nginx}\n")
-	is(t, "the workloads of a group", len(g.applied(t, "pair")), 2)
+	is(t, "number of requests in the file of a group without count", len(g.applied(t, "pair")), 2)
 	_, err = c.GetWorkload(ctxFor(t), &controlv1.GetWorkloadRequest{WorkloadId: "nobody", AsApplied: true})
 	says(t, err, codes.NotFound, "nobody")
 }
@@ -323,7 +323,7 @@ func TestAppliedAgainAfterAChangeOfTheStrategy(t *testing.T) {
 				ok(t, inBand(g.control(0).ApplyWorkload(ctxFor(t), documentsOf(t, "f.yaml", fmt.Sprintf(text, most))[0])))
 				again := g.applied(t, "web")
 				if got := again[0].GetSpec().GetUpdate().GetMaxParallel(); got != int32(most) {
-					t.Errorf("after an apply with max_parallel %d the file of the workload has %d", most, got)
+					t.Errorf("after an apply with max_parallel %d the file of the workload has max_parallel %d", most, got)
 				}
 			}
 		})

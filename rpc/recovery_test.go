@@ -94,7 +94,7 @@ func TestImportMirrorTakesTheRecordsOver(t *testing.T) {
 	follower := clusterv1.NewClusterClient(g.replicas[1].client(t))
 	show, err := follower.Recovery(t.Context(), &clusterv1.RecoveryRequest{})
 	if err != nil || show.GetAdvice() != adviseImport || show.GetMirror() != "foreign" || show.GetContent().GetWorkloads() != 1 {
-		t.Errorf("Recovery returned %v and error %v, want the advice to import one workload from a foreign mirror", show, err)
+		t.Errorf("Recovery returned %v and error %v, want the mirror state \"foreign\" and the advice to import its one workload", show, err)
 	}
 	before := g.now().Info()
 	got, err := follower.ImportMirror(t.Context(), &clusterv1.ImportMirrorRequest{Preview: true})
@@ -123,7 +123,7 @@ func TestImportMirrorTakesTheRecordsOver(t *testing.T) {
 		t.Errorf("incarnation %d after the import must be higher than %d", now.Info().Incarnation, before.Incarnation)
 	}
 	if _, err := follower.ImportMirror(t.Context(), &clusterv1.ImportMirrorRequest{}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "web") {
-		t.Errorf("a second import returned %v, want FailedPrecondition that names web", err)
+		t.Errorf("an import into a cluster that has workload web returned %v, want FailedPrecondition that names web", err)
 	}
 }
 
@@ -136,13 +136,13 @@ func TestInvalidImportsAreRefused(t *testing.T) {
 		code codes.Code
 		want []string
 	}{
-		{"endpoints without TLS", &etcd{detached: true}, &clusterv1.ImportMirrorRequest{Endpoints: []string{"plain:2379"}}, codes.InvalidArgument, []string{"no TLS"}},
-		{"endpoints other than the attached ones", &etcd{}, &clusterv1.ImportMirrorRequest{Endpoints: []string{"other:2379"}}, codes.InvalidArgument, []string{"etcd:2379", "persysctl mirror detach"}},
-		{"no mirror", nil, nil, codes.FailedPrecondition, []string{"ETCD_ENDPOINTS", "persysctl recovery import FILE"}},
-		{"etcd does not answer", &etcd{err: errors.New("connection refused")}, nil, codes.FailedPrecondition, []string{"connection refused", "persysctl recovery show"}},
-		{"etcd is empty", &etcd{content: &clusterv1.MirrorContent{}, found: held(t, "c1")}, nil, codes.FailedPrecondition, []string{"nothing to import", "--prefix"}},
-		{"records of another cluster", &etcd{content: one, found: held(t, "c9")}, nil, codes.FailedPrecondition, []string{"c9", "--force-new-cluster"}},
-		{"records that cannot be imported", &etcd{content: &clusterv1.MirrorContent{Workloads: 1, ProblemCount: 2, Problems: []*clusterv1.MirrorProblem{{Key: "/workloads/x", Reason: "image: missing"}}}, found: held(t, "c1")},
+		{"an import from endpoints without TLS", &etcd{detached: true}, &clusterv1.ImportMirrorRequest{Endpoints: []string{"plain:2379"}}, codes.InvalidArgument, []string{"no TLS"}},
+		{"an import from endpoints other than those of the attached etcd", &etcd{}, &clusterv1.ImportMirrorRequest{Endpoints: []string{"other:2379"}}, codes.InvalidArgument, []string{"etcd:2379", "persysctl mirror detach"}},
+		{"an import into a cluster that can have no mirror", nil, nil, codes.FailedPrecondition, []string{"ETCD_ENDPOINTS", "persysctl recovery import FILE"}},
+		{"an import from an etcd that does not answer", &etcd{err: errors.New("connection refused")}, nil, codes.FailedPrecondition, []string{"connection refused", "persysctl recovery show"}},
+		{"an import from an etcd without records", &etcd{content: &clusterv1.MirrorContent{}, found: held(t, "c1")}, nil, codes.FailedPrecondition, []string{"nothing to import", "--prefix"}},
+		{"an import of the records of another cluster", &etcd{content: one, found: held(t, "c9")}, nil, codes.FailedPrecondition, []string{"c9", "--force-new-cluster"}},
+		{"an import of records of which two are invalid", &etcd{content: &clusterv1.MirrorContent{Workloads: 1, ProblemCount: 2, Problems: []*clusterv1.MirrorProblem{{Key: "/workloads/x", Reason: "image: missing"}}}, found: held(t, "c1")},
 			nil, codes.FailedPrecondition, []string{"2 keys", "/workloads/x: image: missing", "--skip-unreadable"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -158,11 +158,11 @@ func TestInvalidImportsAreRefused(t *testing.T) {
 			}
 			_, err := clusterv1.NewClusterClient(g.replicas[0].client(t)).ImportMirror(t.Context(), req)
 			if status.Code(err) != tt.code {
-				t.Errorf("%v, want %s", err, tt.code)
+				t.Errorf("the import returned %v, want code %s", err, tt.code)
 			}
 			for _, w := range tt.want {
 				if err != nil && !strings.Contains(err.Error(), w) {
-					t.Errorf("the error is %v, want it to contain %q", err, w)
+					t.Errorf("the import returned error %v, want an error that contains %q", err, w)
 				}
 			}
 			if !reflect.DeepEqual(g.now().Info(), before) || tt.e != nil && tt.e.restored > 0 {
@@ -170,7 +170,7 @@ func TestInvalidImportsAreRefused(t *testing.T) {
 			}
 		})
 	}
-	t.Run("the chosen action is carried out", func(t *testing.T) {
+	t.Run("an import with skip_unreadable and force_new_cluster takes the readable records of another cluster", func(t *testing.T) {
 		e := &etcd{content: &clusterv1.MirrorContent{Workloads: 1, ProblemCount: 1, Problems: []*clusterv1.MirrorProblem{{}}}, found: held(t, "c9")}
 		g := newGroup(t, 1, withMirror(e))
 		got, err := clusterv1.NewClusterClient(g.replicas[0].client(t)).ImportMirror(t.Context(), &clusterv1.ImportMirrorRequest{SkipUnreadable: true, ForceNewCluster: true})
@@ -179,13 +179,13 @@ func TestInvalidImportsAreRefused(t *testing.T) {
 			t.Errorf("the import returned %v and error %v, and workload web is %+v; want it imported without a node", got, err, w)
 		}
 	})
-	t.Run("a backup into a cluster with workloads", func(t *testing.T) {
+	t.Run("a restore that requires an empty cluster is refused by a cluster with workloads", func(t *testing.T) {
 		g := newGroup(t, 1)
 		g.place("db", "a")
 		_, data := backupOf(t, g.replicas[0])
 		_, err := restoreInto(t.Context(), t, g.replicas[0], data, &clusterv1.RestoreBackupRequest{RequireEmpty: true})
 		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "db") {
-			t.Errorf("the import of an invalid record returned %v, want FailedPrecondition that names db", err)
+			t.Errorf("the restore that requires an empty cluster, into a cluster with workload db, returned %v, want FailedPrecondition that names db", err)
 		}
 	})
 }
@@ -197,7 +197,7 @@ func TestRestoreMirrorWritesTheState(t *testing.T) {
 	setMode(g, "recovery")
 	c := clusterv1.NewClusterClient(g.replicas[1].client(t))
 	if show, err := c.Recovery(t.Context(), &clusterv1.RecoveryRequest{}); err != nil || show.GetAdvice() != adviseRestore || show.GetMode() != "recovery" {
-		t.Errorf("Recovery returned %v and error %v, want the advice to restore, in mode recovery", show, err)
+		t.Errorf("Recovery returned %v and error %v, want the advice to restore the mirror, in mode recovery", show, err)
 	}
 	got, err := c.RestoreMirror(t.Context(), &clusterv1.RestoreMirrorRequest{Preview: true})
 	if err != nil || got.GetRestored() || got.GetCreated() != 2 || got.GetMode() != "recovery" || e.restored > 0 {
@@ -225,7 +225,7 @@ func TestRestoreMirrorWritesTheState(t *testing.T) {
 	}
 	e.err = errors.New("no space")
 	if _, err := c.RestoreMirror(t.Context(), &clusterv1.RestoreMirrorRequest{}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no space") {
-		t.Errorf("a restore with an etcd that fails returned %v, want FailedPrecondition with the cause", err)
+		t.Errorf("RestoreMirror to an etcd that cannot be written returned %v, want FailedPrecondition with the cause", err)
 	}
 }
 
@@ -247,7 +247,7 @@ func TestRecoveryAdviceFollowsTheMirror(t *testing.T) {
 	} {
 		r := &clusterv1.RecoveryResponse{Mirror: tt.mirror, Content: &clusterv1.MirrorContent{Workloads: tt.held}}
 		if got := advice(r, tt.untouched); got != tt.want {
-			t.Errorf("mirror %s, %d workloads, untouched cluster %v: the advice is %s, want %s", tt.mirror, tt.held, tt.untouched, got, tt.want)
+			t.Errorf("with the mirror %s, %d workloads in etcd, and an unused cluster %v, the advice is %s, want %s", tt.mirror, tt.held, tt.untouched, got, tt.want)
 		}
 	}
 }

@@ -74,7 +74,7 @@ func promptly(t *testing.T, call func() error) error {
 	began := time.Now()
 	err := call()
 	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("the call took %s", took)
+		t.Errorf("the call took %s, want at most five seconds", took)
 	}
 	return err
 }
@@ -88,16 +88,16 @@ func TestAReturningNodeGetsOrdersAtOnce(t *testing.T) {
 			back func(*group) error
 			want bool
 		}{
-			{"the node has sent nothing", func(*group) error { return nil }, false},
-			{"the node sends a heartbeat", func(g *group) error {
+			{"a node that sends nothing is not dialled again", func(*group) error { return nil }, false},
+			{"a node that sends a heartbeat is dialled again", func(g *group) error {
 				_, err := g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "n"})
 				return err
 			}, true},
-			{"another node sends a heartbeat", func(g *group) error {
+			{"a heartbeat of another node causes no dial", func(g *group) error {
 				_, err := g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a"})
 				return err
 			}, false},
-			{"the node registers", func(g *group) error {
+			{"a node that registers is dialled again", func(g *group) error {
 				n, _ := g.view().Node("n")
 				_, err := g.control(0).RegisterNode(ctxFor(t), &controlv1.RegisterNodeRequest{NodeId: "n", GrpcEndpoint: n.Facts.Endpoint, Capabilities: &controlv1.NodeCapabilities{
 					CpuTotalMillicores: 8000, MemoryTotalMb: 8192, SupportedWorkloadTypes: []string{"container"}, Protocol: 1,
@@ -118,7 +118,7 @@ func TestAReturningNodeGetsOrdersAtOnce(t *testing.T) {
 				w, _ := g.view().Workload("web")
 				o.Generation = w.Generation
 				if err := promptly(t, deliver); (err == nil) != c.want {
-					t.Errorf("the order returned %v, want success: %v", err, c.want)
+					t.Errorf("the order to the agent, which can be reached again, returned %v, want success: %v", err, c.want)
 				}
 			})
 		}

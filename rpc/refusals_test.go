@@ -94,11 +94,11 @@ func TestRefusalsAreKept(t *testing.T) {
 					code(t, err, codes.PermissionDenied)
 				}
 				if c.want == "" {
-					is(t, "events", len(kept(g))-before, 0)
+					is(t, "number of events after the call, which must not be recorded", len(kept(g))-before, 0)
 					return
 				}
 				if n := len(kept(g)) - before; n != 1 {
-					t.Fatalf("%d events, want 1", n)
+					t.Fatalf("the refused call was recorded in %d events, want 1", n)
 				}
 				lines, e := audited(g), kept(g)[len(kept(g))-1]
 				is(t, "line", lines[len(lines)-1], fsm.EventCallRefused+" @ "+c.want)
@@ -113,7 +113,7 @@ func TestRefusalsAreKept(t *testing.T) {
 			})
 		}
 	}
-	t.Run("an agent that repeats heartbeats for another node causes few events, and leaves room for other events", func(t *testing.T) {
+	t.Run("an agent that repeats heartbeats for another node causes few events, and its other refused calls are still recorded", func(t *testing.T) {
 		before := len(kept(g))
 		cc := dialAs(0, "agent/a")
 		for range 100 {
@@ -124,6 +124,6 @@ func TestRefusalsAreKept(t *testing.T) {
 		}
 		before = len(kept(g))
 		code(t, applies(ctxFor(t), cc), codes.PermissionDenied)
-		is(t, "events of another call", len(kept(g))-before, 1)
+		is(t, "number of events of another refused call of the same agent", len(kept(g))-before, 1)
 	})
 }

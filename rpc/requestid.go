@@ -82,7 +82,7 @@ func hashOfCall(ctx context.Context, c *call, full string, req any) uint64 {
 		return 0
 	}
 	if put, ok := req.(*clusterv1.PutObjectRequest); ok && put.GetKind() == fsm.KindSecret {
-		return 0 // a hash without key would allow to guess the value; the leader computes one with the cluster key (objectHash)
+		return 0 // with a hash without a key, the secret's value could be guessed; the leader computes a hash with the cluster key (objectHash)
 	}
 	return requestHash(c.subject(), full, m)
 }

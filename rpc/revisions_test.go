@@ -62,13 +62,13 @@ func TestRevisionsAreShownAndRolledBack(t *testing.T) {
 	ok(t, err)
 	is(t, "applied", r.GetSuccess(), true)
 	w, _ := g.view().Workload("web")
-	is(t, "content after the rollback, with its secret", w.Content, first)
+	is(t, "content hash after the rollback, which includes the secret", w.Content, first)
 	_, err = g.cluster(0).RollBack(ctxFor(t), &clusterv1.RollBackRequest{WorkloadId: "web", RequestId: requestID(t)})
 	ok(t, err)
 	list, err = g.cluster(0).ListRevisions(ctxFor(t), &clusterv1.ListRevisionsRequest{WorkloadId: "web"})
 	ok(t, err)
 	is(t, "revisions after two rollbacks", len(list.GetRevisions()), 5)
-	is(t, "after two rollbacks, the last change is undone", list.GetRevisions()[0].GetRevisionId(), list.GetRevisions()[2].GetRevisionId())
+	is(t, "revision id after two rollbacks, which must be that of the revision before both", list.GetRevisions()[0].GetRevisionId(), list.GetRevisions()[2].GetRevisionId())
 	_, err = g.cluster(0).RollBack(ctxFor(t), &clusterv1.RollBackRequest{WorkloadId: "web", Number: 77, RequestId: requestID(t)})
 	code(t, err, codes.NotFound)
 }
@@ -96,5 +96,5 @@ func TestRollBackKnowsTheNewestRevision(t *testing.T) {
 	_, err := g.cluster(1).RollBack(ctxFor(t), &clusterv1.RollBackRequest{WorkloadId: "web"})
 	ok(t, err)
 	w, _ := g.view().Workload("web")
-	is(t, "content", w.Content, second)
+	is(t, "content hash after the rollback at the new leader", w.Content, second)
 }

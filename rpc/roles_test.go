@@ -50,10 +50,10 @@ func TestNobodyGrantsMoreThanTheyHave(t *testing.T) {
 					}
 				}
 			}
-			refused("a role with more", put(ctx(), c, "more", "trust", "fence", "deploy"), "deploy, fence", "auth whoami")
-			refused("a wider form of a role", put(ctx(), c, "wide", "exec", "volumes", "backups"), "backups")
+			refused("a role with permissions that user bob lacks", put(ctx(), c, "more", "trust", "fence", "deploy"), "deploy, fence", "auth whoami")
+			refused("a change that adds to a role a permission that user bob lacks", put(ctx(), c, "wide", "exec", "volumes", "backups"), "backups")
 			refused("admin", bind(ctx(), c, "admin", "user", "eve"), "deploy")
-			refused("a custom role", bind(ctx(), c, "wide", "group", "team", "b"), "volumes")
+			refused("a binding of a role with a permission that user bob lacks", bind(ctx(), c, "wide", "group", "team", "b"), "volumes")
 			refused("another namespace", bind(ctx(), c, "operator", "user", "eve", "a", "b"), "a, b")
 			refused("an account", second(c.CreateAccount(ctx(), &clusterv1.CreateAccountRequest{Name: "ci", Role: "operator", Namespaces: []string{"a"}})), "a")
 			refused("a change of the users of a namespace without the permission trust", second(clusterv1.NewClusterClient(as(i, "user/ada")).PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: "a"})))
@@ -102,15 +102,15 @@ func TestChangedUsersGetNoMoreThanTheCallerHas(t *testing.T) {
 		says(t, put("b", "bob"), codes.PermissionDenied, "release user bob")
 		says(t, put("b", "ada", "bob"), codes.PermissionDenied, "release user ada")
 		says(t, put("a", "", "ada", "bob"), codes.PermissionDenied, "add user bob to namespace a")
-		is(t, "bob may deploy in a", may(bob, "a"), false)
+		is(t, "whether user bob of namespace b may deploy in namespace a", may(bob, "a"), false)
 		ok(t, put("b", "", "bob", fmt.Sprint("eve", i)))        // eve loses rights
 		ok(t, put("b", "", "bob", fmt.Sprint("eve", i), "ada")) // ada would gain rights in namespace b, and bob has these rights there
 		ok(t, put("b", "", "bob", fmt.Sprint("eve", i)))        // ada is still a user of a
-		is(t, "ada may deploy in b", may(clusterv1.NewClusterClient(as(i, "user/ada")), "b"), false)
+		is(t, "whether user ada may deploy in namespace b after she was removed from its users", may(clusterv1.NewClusterClient(as(i, "user/ada")), "b"), false)
 		ok(t, second(admin.PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: "b", Users: []string{"bob"}, Release: []string{fmt.Sprint("eve", i)}})))
 	}
 	ok(t, second(admin.PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: "b", Release: []string{"bob"}})))
-	is(t, "bob may deploy in a after an admin has released him", may(clusterv1.NewClusterClient(as(1, "user/bob")), "a"), true)
+	is(t, "whether user bob may deploy in namespace a after an admin has released him from namespace b", may(clusterv1.NewClusterClient(as(1, "user/bob")), "a"), true)
 }
 
 // TestAPutWithoutTrustUndoesNoConfinement: a caller without the permission trust puts a namespace, and the namespace's
@@ -136,7 +136,7 @@ func TestAPutWithoutTrustUndoesNoConfinement(t *testing.T) {
 			says(t, err, codes.Aborted, "but the request is for version")
 			g.replicas[0].set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })
 			n, _ = g.now().Namespace("a")
-			is(t, "users", strings.Join(n.Users, " "), "ada eve")
+			is(t, "users of the namespace after the refused put", strings.Join(n.Users, " "), "ada eve")
 			g.do(&commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: &commandv1.PutNamespace{Name: "a", Users: []string{"ada"}, Release: []string{"eve"}}}})
 		})
 	}
@@ -218,7 +218,7 @@ func TestATokenGivesNoRightsThatCameLater(t *testing.T) {
 			return
 		}
 	}
-	t.Error("the binding must be committed between the check and the token, but never was")
+	t.Error("in none of 10 attempts was the binding committed between the check of the request and the commit of the token")
 }
 
 // TestBoundRolesGiveRights: a user, a group of an OIDC token and an account have the roles that are bound to
@@ -244,12 +244,12 @@ func TestBoundRolesGiveRights(t *testing.T) {
 		md         []string
 		a, b       bool // a user who may deploy in namespaces a and b
 	}{
-		{"an operator of a with a binding in b", "user/ada", nil, true, true},
+		{"an operator of namespace a with a binding in namespace b", "user/ada", nil, true, true},
 		{"a group", "gateway/g", []string{dial.KeyUser, "oidc:https://idp.example.com#eve", dial.KeyAccess, "none", dial.KeyGroups, groups}, true, false},
-		{"a user of an issuer, and a group", "gateway/g", []string{dial.KeyUser, token1, dial.KeyAccess, "none", dial.KeyGroups, groups}, true, true},
-		{"a user without groups", "gateway/g", []string{dial.KeyUser, "oidc:https://idp.example.com#eve", dial.KeyAccess, "none"}, false, false},
+		{"a user of an OIDC issuer with a bound role, in a group with a bound role", "gateway/g", []string{dial.KeyUser, token1, dial.KeyAccess, "none", dial.KeyGroups, groups}, true, true},
+		{"a user of an OIDC issuer without a bound role and without groups", "gateway/g", []string{dial.KeyUser, "oidc:https://idp.example.com#eve", dial.KeyAccess, "none"}, false, false},
 		{"an account", "gateway/g", []string{dial.KeyAccountToken, r.GetToken()}, true, false},
-		{"an account that limits itself", "gateway/g", []string{dial.KeyAccountToken, r.GetToken(), dial.KeyNamespaces, "b"}, false, false},
+		{"an account with a role in namespace a that limits its call to namespace b", "gateway/g", []string{dial.KeyAccountToken, r.GetToken(), dial.KeyNamespaces, "b"}, false, false},
 	} {
 		for i := range 2 {
 			for ns, want := range map[string]bool{"a": x.a, "b": x.b} {
@@ -259,12 +259,12 @@ func TestBoundRolesGiveRights(t *testing.T) {
 					err = inBand(resp.GetResults()[0], nil)
 				}
 				if (err == nil) != want {
-					t.Errorf("caller %s at replica %d in namespace %s: error %v", x.name, i, ns, err)
+					t.Errorf("the apply of caller %q at replica %d in namespace %q returned %v, but the case expects the opposite (success or refusal)", x.name, i, ns, err)
 				}
 			}
 		}
 	}
-	is(t, "the history names the account", kept(g)[len(kept(g))-1].By, "account:bot")
+	is(t, "author of the last recorded event", kept(g)[len(kept(g))-1].By, "account:bot")
 	who, err := clusterv1.NewClusterClient(as(1, "gateway/g")).GetAccess(with(t, dial.KeyAccountToken, r.GetToken()), &clusterv1.GetAccessRequest{})
 	ok(t, err)
 	is(t, "identity", who.GetIdentity(), "account:bot")
@@ -295,12 +295,12 @@ func TestAGatewayLimitsBoundRolesToo(t *testing.T) {
 		r, err := g.GetAccess(ctx(), &clusterv1.GetAccessRequest{})
 		ok(t, err)
 		for _, grant := range r.GetGrants() {
-			is(t, grant.GetRole()+" applies in", fmt.Sprint(grant.GetEverywhere(), grant.GetNamespaces()), "false [a]")
+			is(t, "whether role "+grant.GetRole()+" applies everywhere, and its namespaces", fmt.Sprint(grant.GetEverywhere(), grant.GetNamespaces()), "false [a]")
 		}
 		for ns, want := range map[string]bool{"a": true, "b": false} {
 			a, err := g.CheckAccess(ctx(), &clusterv1.CheckAccessRequest{Verb: "deploy", Namespace: ns})
 			ok(t, err)
-			is(t, "may deploy in "+ns, a.GetAllowed(), want)
+			is(t, "whether the user may deploy in namespace "+ns, a.GetAllowed(), want)
 		}
 	}
 }
@@ -317,9 +317,9 @@ func TestAccountTokens(t *testing.T) {
 	ok(t, err)
 	again, err := admin.CreateAccount(ctxFor(t), create)
 	ok(t, err)
-	is(t, "a repeated request returns the same token", again.GetToken(), r.GetToken())
+	is(t, "token of the repeated request", again.GetToken(), r.GetToken())
 	left := time.Until(r.GetAccount().GetExpiresAt().AsTime())
-	is(t, "one hour", left > 59*time.Minute && left < 61*time.Minute, true)
+	is(t, "whether the token is valid for about one hour", left > 59*time.Minute && left < 61*time.Minute, true)
 	for _, l := range []int64{-1, 31 * 24 * 3600} {
 		code(t, second(admin.CreateAccount(ctxFor(t), &clusterv1.CreateAccountRequest{Name: "long", TtlSeconds: l})), codes.InvalidArgument)
 	}
@@ -345,7 +345,7 @@ func TestAccountTokens(t *testing.T) {
 	}
 	all := refusedCalls(g)
 	is(t, "records of 60 refusals", len(all)-before, refusalEach)
-	is(t, "in the name of", all[len(all)-1].By, unknownAccount)
+	is(t, "author of the refusal records of callers with unknown accounts", all[len(all)-1].By, unknownAccount)
 	next, err := admin.RotateAccount(ctxFor(t), &clusterv1.RotateAccountRequest{Name: "ci"})
 	ok(t, err)
 	code(t, list(0, "gateway/g", dial.KeyAccountToken, r.GetToken()), codes.Unauthenticated)
@@ -427,7 +427,7 @@ func TestAccountsOfAnIssuer(t *testing.T) {
 	for i := range 2 {
 		ok(t, apply(i, "a"))
 		if apply(i, "b") == nil {
-			t.Error("the account must not act in a namespace without a binding, but does")
+			t.Error("the account has made a call in a namespace in which it has no binding")
 		}
 	}
 	// Gateways get the list of accounts from the schedulers.

@@ -37,7 +37,7 @@ func TestRolloutsAreShownAndSet(t *testing.T) {
 	}
 	r, err := g.control(1).ApplyWorkload(ctxFor(t), version("nginx:2"))
 	ok(t, err)
-	is(t, "members wait", r.GetRollout() != nil && !r.GetUnchanged(), true)
+	is(t, "whether the apply returned a rollout and counts as a change", r.GetRollout() != nil && !r.GetUnchanged(), true)
 	told := func(i int) string {
 		t.Helper()
 		v, err := g.cluster(i).GetRollout(ctxFor(t), &clusterv1.GetRolloutRequest{Group: "web"})
@@ -48,21 +48,21 @@ func TestRolloutsAreShownAndSet(t *testing.T) {
 		}
 		return strings.Join(out, "; ")
 	}
-	is(t, "answer of a follower", told(1), "Running; ; 1 10 60 true; web-0 Waiting Running; web-1 Waiting Running")
+	is(t, "the rollout as a follower shows it", told(1), "Running; ; 1 10 60 true; web-0 Waiting Running; web-1 Waiting Running")
 	act := func(action string) error {
 		_, err := g.cluster(1).SetRollout(ctxFor(t), &clusterv1.SetRolloutRequest{Group: "web", Action: action, RequestId: requestID(t)})
 		return err
 	}
 	ok(t, act("pause"))
-	is(t, "paused", told(0), "Paused; paused by request; 1 10 60 true; web-0 Waiting Running; web-1 Waiting Running")
+	is(t, "the rollout after it was paused", told(0), "Paused; paused by request; 1 10 60 true; web-0 Waiting Running; web-1 Waiting Running")
 	y, err := g.cluster(0).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web-1"})
 	ok(t, err)
-	is(t, "why", y.GetReasonCode()+": "+y.GetReasonMessage(), "Rollout: waiting in the update of web, which is paused: paused by request; persysctl rollout resume web, or undo")
+	is(t, "reason of Why for a member that waits", y.GetReasonCode()+": "+y.GetReasonMessage(), "Rollout: waiting in the update of web, which is paused: paused by request; persysctl rollout resume web, or undo")
 	ok(t, act("resume"))
 	code(t, act("stop"), codes.InvalidArgument)
 	again, err := g.control(0).ApplyWorkload(ctxFor(t), version("nginx:2"))
 	ok(t, err)
-	is(t, "the same again", again.GetUnchanged() && again.GetRollout().GetSequence() == r.GetRollout().GetSequence(), true)
+	is(t, "whether the same apply again is unchanged and returns the same rollout", again.GetUnchanged() && again.GetRollout().GetSequence() == r.GetRollout().GetSequence(), true)
 	g.mode("degraded")
 	code(t, act("pause"), codes.FailedPrecondition)
 }

@@ -33,16 +33,16 @@ func TestRunsAreStartedOnce(t *testing.T) {
 	}
 	_, err = start("k", nil)
 	code(t, err, codes.InvalidArgument)
-	is(t, "the parameter is named", strings.Contains(err.Error(), "parameters.file: is required"), true)
+	is(t, "whether the error names the missing parameter", strings.Contains(err.Error(), "parameters.file: is required"), true)
 	first, err := start("k", map[string]string{"file": "a.wav"})
 	ok(t, err)
 	again, err := start("k", map[string]string{"file": "a.wav"})
 	ok(t, err)
-	is(t, "same run", again.GetRunId(), first.GetRunId())
+	is(t, "run id of a second start with the same key", again.GetRunId(), first.GetRunId())
 	is(t, "unchanged", again.GetUnchanged(), true)
 	other, err := start("other", map[string]string{"file": "a.wav"})
 	ok(t, err)
-	is(t, "another run", other.GetRunId() != first.GetRunId(), true)
+	is(t, "whether another key starts another run", other.GetRunId() != first.GetRunId(), true)
 
 	w, _ := g.view().Workload(first.GetRunId())
 	plain, err := spec.Unseal(w.SpecID(), w.Spec, sealer(held))
@@ -53,7 +53,7 @@ func TestRunsAreStartedOnce(t *testing.T) {
 	is(t, "owner", v.GetWorkload().GetOwner(), "encode")
 	y, err := g.cluster(0).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "encode"})
 	ok(t, err)
-	is(t, "why", strings.Contains(y.GetReasonMessage(), "waits for calls"), true)
+	is(t, "whether Why says that the job waits for calls", strings.Contains(y.GetReasonMessage(), "waits for calls"), true)
 
 	_, err = g.cluster(1).StartRun(ctxFor(t), &clusterv1.StartRunRequest{WorkloadId: "none", RequestId: requestID(t)})
 	code(t, err, codes.NotFound)
@@ -79,7 +79,7 @@ func TestRunsOfAStoredReservedLabel(t *testing.T) {
 		is(t, "stored", g.do(prepared.Command).Kind, fsm.OK)
 		_, err = g.cluster(0).StartRun(ctxFor(t), &clusterv1.StartRunRequest{WorkloadId: req.GetWorkloadId(), Key: "k", RequestId: requestID(t)})
 		if err != nil {
-			t.Errorf("%s: the run was refused: %v", req.GetWorkloadId(), err)
+			t.Errorf("the run of job %q, which was stored with a reserved label, was refused: %v", req.GetWorkloadId(), err)
 		}
 	}
 }

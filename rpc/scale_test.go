@@ -34,18 +34,18 @@ func TestScaleGroup(t *testing.T) {
 	ok(t, err)
 	is(t, "secret", plain.GetContainer().GetEnv()["PASSWORD"], "geheim")
 	again := scale(3, id)
-	is(t, "the answer to a repeated request", again.GetIndex() == r.GetIndex() && !again.GetUnchanged(), true)
+	is(t, "whether a repeated request gets the first answer again", again.GetIndex() == r.GetIndex() && !again.GetUnchanged(), true)
 	is(t, "unchanged", scale(3, requestID(t)).GetUnchanged(), true)
 
 	r = scale(1, requestID(t))
 	is(t, "removed members", strings.Join(r.GetRemovedWorkloadIds(), " "), "grp-1 grp-2")
 	applied, err := g.control(0).ApplyWorkload(ctxFor(t), req)
 	ok(t, err)
-	is(t, "an apply sets the count of the file", strings.Join(applied.GetWorkloadIds(), " "), "grp-0 grp-1")
+	is(t, "members after an apply of the file, which has count 2", strings.Join(applied.GetWorkloadIds(), " "), "grp-0 grp-1")
 	req.Spec.Count = new(int32(1))
 	applied, err = g.control(0).ApplyWorkload(ctxFor(t), req)
 	ok(t, err)
-	is(t, "an apply names the removed members", strings.Join(applied.GetRemovedWorkloadIds(), " "), "grp-1")
+	is(t, "members that the apply with count 1 reports as removed", strings.Join(applied.GetRemovedWorkloadIds(), " "), "grp-1")
 
 	_, err = g.cluster(1).ScaleGroup(ctxFor(t), &clusterv1.ScaleGroupRequest{Group: "none", Count: 2, RequestId: requestID(t)})
 	code(t, err, codes.NotFound)
@@ -72,7 +72,7 @@ func TestSuggestionsToScale(t *testing.T) {
 	}
 	r := suggest(4, 0)
 	if r.GetAccepted() || !strings.Contains(r.GetReason(), "persysctl namespace set default --allow-scaling") || r.GetAppliedAction() != "" {
-		t.Fatalf("a suggestion to scale in a namespace without allow_scaling returned %v, want a refusal that names --allow-scaling", r)
+		t.Fatalf("an automation's suggestion to scale a group in a namespace without allow_scaling returned %v, want a refusal that names --allow-scaling", r)
 	}
 	_, err = g.cluster(0).PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: "default", AllowScaling: true})
 	ok(t, err)

@@ -72,7 +72,7 @@ func TestScrapeTargets(t *testing.T) {
 10.9.9.9:32003 __meta_persys_group= __meta_persys_kind=workload job=default/one namespace=default node=n1 workload=one`
 	machines := `10.0.0.1:8090 __meta_persys_kind=agent __meta_persys_label_rack_row=7 __meta_persys_node=n1 job=persys-agent
 10.0.0.3:8089 __meta_persys_kind=agent __meta_persys_label_rack_row=7 __meta_persys_node=n3 job=persys-agent`
-	is(t, "workloads", scraped(t, g.cluster(0), "default"), workloads)
+	is(t, "scrape targets in namespace default", scraped(t, g.cluster(0), "default"), workloads)
 	var lines []string
 	for line := range strings.Lines(scraped(t, g.cluster(0), "")) {
 		if !strings.Contains(line, "job=persys-scheduler") {
@@ -81,8 +81,8 @@ func TestScrapeTargets(t *testing.T) {
 	}
 	want := slices.Sorted(strings.Lines(workloads + "\n" + machines + "\n"))
 	slices.Sort(lines)
-	is(t, "everything", strings.TrimSpace(strings.Join(lines, "")), strings.TrimSpace(strings.Join(want, "")))
-	is(t, "another namespace", scraped(t, g.cluster(0), "shop"), "")
+	is(t, "scrape targets of workloads and agents in all namespaces", strings.TrimSpace(strings.Join(lines, "")), strings.TrimSpace(strings.Join(want, "")))
+	is(t, "scrape targets in a namespace without workloads", scraped(t, g.cluster(0), "shop"), "")
 }
 
 // TestScrapeTargetsOfOtherNamespacesAreHidden: users with rights in one namespace see no workloads of another.
@@ -95,7 +95,7 @@ func TestScrapeTargetsOfOtherNamespacesAreHidden(t *testing.T) {
 	for user, want := range map[string]bool{"ada": false, "bob": true} {
 		got := scraped(t, clusterv1.NewClusterClient(as(0, "user/"+user)), "")
 		if strings.Contains(got, "workload=theirs") != want {
-			t.Errorf("user %s sees the workload of namespace b: %v, want %v\n%s", user, !want, want, got)
+			t.Errorf("whether user %s sees the scrape target of workload theirs in namespace b: %v, want %v\n%s", user, !want, want, got)
 		}
 	}
 }

@@ -39,13 +39,13 @@ func TestStacksAreLoadedAtApply(t *testing.T) {
 	g.elect(0)
 	c, plans := g.control(0), g.cluster(0)
 	for _, one := range []struct{ name, text, want string }{
-		{"a required variable", "services:\n  web:\n    image: a:${TAG:?}\n", "line 3: services.web.image: needs the variable TAG"},
-		{"a file of the host", "services:\n  web:\n    image: a\n    env_file: /etc/shadow\n", "line 4: services.web.env_file: \"/etc/shadow\" leads out of the stack's folder"},
-		{"a device", "services:\n  web:\n    image: a\n    env_file: /dev/zero\n", "leads out of the stack's folder"},
-		{"a port range that goes backwards", "services:\n  web:\n    image: a\n    ports: [\"9002-9000:80\"]\n", "line 4"},
-		{"a secret in place of a port", "services:\n  web:\n    image: a\n    ports: [\"${PORT}:80\"]\n", "hostPort: …"},
-		{"a long grace period", "services:\n  web:\n    image: a\n    stop_grace_period: 1h\n", "line 4: services.web.stop_grace_period: is 1h0m0s, and no cluster waits longer than 10m"},
-		{"a valid stack", "services:\n  web:\n    image: a\n", ""},
+		{"a stack needs a variable that has no value", "services:\n  web:\n    image: a:${TAG:?}\n", "line 3: services.web.image: needs the variable TAG"},
+		{"a stack reads a file of the host", "services:\n  web:\n    image: a\n    env_file: /etc/shadow\n", "line 4: services.web.env_file: \"/etc/shadow\" leads out of the stack's folder"},
+		{"a stack reads a device file of the host", "services:\n  web:\n    image: a\n    env_file: /dev/zero\n", "leads out of the stack's folder"},
+		{"a stack has a port range that goes backwards", "services:\n  web:\n    image: a\n    ports: [\"9002-9000:80\"]\n", "line 4"},
+		{"the error about an invalid port does not show its value, which may be a secret", "services:\n  web:\n    image: a\n    ports: [\"${PORT}:80\"]\n", "hostPort: …"},
+		{"a stack has a grace period above the cluster's limit", "services:\n  web:\n    image: a\n    stop_grace_period: 1h\n", "line 4: services.web.stop_grace_period: is 1h0m0s, and no cluster waits longer than 10m"},
+		{"a valid stack is accepted", "services:\n  web:\n    image: a\n", ""},
 	} {
 		t.Run(one.name, func(t *testing.T) {
 			request := composeRequest("w", one.text)
@@ -97,21 +97,21 @@ func TestLargeRequestsWaitForRoom(t *testing.T) {
 	g.elect(0)
 	s := g.replicas[0].server
 	if !s.parsing.TryAcquire(parseRoom) {
-		t.Fatal("no request must be parsed at the start of the test, but some are")
+		t.Fatal("at the start of the test requests are already being parsed, want none")
 	}
 	large := composeRequest("large", "services:\n  web:\n    image: a\n    environment:\n      TEXT: "+strings.Repeat("x", smallRequest)+"\n")
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := g.control(0).ApplyWorkload(ctx, large); status.Code(err) != codes.DeadlineExceeded {
-		t.Errorf("a large request returned %v; want a deadline", err)
+		t.Errorf("a large request that had to wait returned %v; want DeadlineExceeded", err)
 	}
 	small := composeRequest("small", "services:\n  web:\n    image: a\n")
 	if resp, err := g.control(0).ApplyWorkload(t.Context(), small); err != nil || !resp.GetSuccess() {
-		t.Errorf("a small request must succeed, but returned %v and error %v", resp, err)
+		t.Errorf("a small request, made while large requests use all of parseRoom, returned %v and error %v, want success", resp, err)
 	}
 	s.parsing.Release(parseRoom)
 	if resp, err := g.control(0).ApplyWorkload(t.Context(), large); err != nil || !resp.GetSuccess() {
-		t.Errorf("an apply after memory was freed must succeed, but returned %v and error %v", resp, err)
+		t.Errorf("a large request after parseRoom was free again returned %v and error %v, want success", resp, err)
 	}
 	if n := g.puts(); n != 2 {
 		t.Errorf("%d commands were proposed, want 2", n)
@@ -140,10 +140,10 @@ func TestHostPortsOfTheLoadedStack(t *testing.T) {
 	}
 	got := fmt.Sprint(w.Demand.Ports)
 	if want := "[{8080 tcp } {8081 tcp } {8443 tcp } {9100 tcp 127.0.0.1} {9999 udp }]"; got != want {
-		t.Errorf("%s, want %s", got, want)
+		t.Errorf("the demand of the stack has the host ports %s, want %s", got, want)
 	}
 	if want := "[{https 443 tcp 8443}]"; fmt.Sprint(w.Demand.PortNames) != want {
-		t.Errorf("%v, want %s", w.Demand.PortNames, want)
+		t.Errorf("the demand of the stack has the port names %v, want %s", w.Demand.PortNames, want)
 	}
 }
 
@@ -167,7 +167,7 @@ func TestSurgeMembersOfAStackAreJudged(t *testing.T) {
 	own, _ := v.Workload("web-0")
 	r, ok := v.Rollout("web")
 	if !ok || len(own.Demand.Asks) == 0 {
-		t.Fatal("no update, or no asks of an ordinary member")
+		t.Fatal("the group has no update in progress, or its ordinary members have no asks; the test needs both")
 	}
 	extra := 0
 	for _, m := range r.Members {
@@ -177,10 +177,10 @@ func TestSurgeMembersOfAStackAreJudged(t *testing.T) {
 		extra++
 		d := fsm.Intended(m.Put).Demand
 		if !slices.ContainsFunc(d.Asks, func(a policy.Ask) bool { return a.Rule == policy.RulePrivileged }) {
-			t.Errorf("extra member %s has the asks %v, without privileged", m.ID, d.Asks)
+			t.Errorf("extra member %s of the update has the asks %v, want the ask privileged among them", m.ID, d.Asks)
 		}
 		if got := fmt.Sprint(d.Ports); got != "[{8080 tcp }]" {
-			t.Errorf("extra member %s has the host ports %s", m.ID, got)
+			t.Errorf("extra member %s of the update has the host ports %s, want those of the other members", m.ID, got)
 		}
 	}
 	if extra == 0 {
@@ -210,10 +210,10 @@ services:
 		own         *controlv1.ResourceRequirements
 		cpu, memory int64
 	}{
-		"from variables, files and other services": {text, nil, 3*250 + 100, 3*64 + 10 + 1024},
-		"with resources of the specification":      {text, &controlv1.ResourceRequirements{MemoryMb: 512}, 3*250 + 100, 512},
-		"from CPU quotas":                          {"services: {a: {image: a, cpu_quota: 50000, scale: 2}, b: {image: a, cpu_quota: 50000, cpu_period: 25000}}", nil, 2*500 + 2000, 0},
-		"without limits":                           {"services: {web: {image: a}}", nil, 0, 0},
+		"limits from variables, included files and extended services":      {text, nil, 3*250 + 100, 3*64 + 10 + 1024},
+		"the memory in the specification replaces the limits of the stack": {text, &controlv1.ResourceRequirements{MemoryMb: 512}, 3*250 + 100, 512},
+		"limits from CPU quotas": {"services: {a: {image: a, cpu_quota: 50000, scale: 2}, b: {image: a, cpu_quota: 50000, cpu_period: 25000}}", nil, 2*500 + 2000, 0},
+		"without limits":         {"services: {web: {image: a}}", nil, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			request := composeRequest("web", c.text)
@@ -234,7 +234,7 @@ services:
 	}
 	resp, err := g.control(0).ApplyWorkload(t.Context(), composeRequest("huge", "services: {web: {image: a, scale: 1000, mem_limit: 7000000t}}"))
 	if err != nil || !strings.Contains(resp.GetErrorMessage(), "demand.memory_mib: 1099511627776 is not in") {
-		t.Errorf("limits too large to be added up returned %v and error %v, want a refusal that names demand.memory_mib", resp, err)
+		t.Errorf("an apply of a stack whose limits are too large to be added up returned %v and error %v, want a refusal that names demand.memory_mib", resp, err)
 	}
 }
 
@@ -255,7 +255,7 @@ func TestMaximaOfAPolicyLimitStacks(t *testing.T) {
 		request.Spec.Resources = &controlv1.ResourceRequirements{MemoryMb: 10}
 		resp, err := g.control(0).ApplyWorkload(t.Context(), request)
 		if err != nil || resp.GetSuccess() != (c.want == "") || !strings.Contains(resp.GetErrorMessage(), c.want) {
-			t.Errorf("a service with %s is answered with %v (error %v), want %q", c.service, resp, err, c.want)
+			t.Errorf("the apply of a stack with service {%s} returned %v (error %v), want a refusal with %q", c.service, resp, err, c.want)
 		}
 	}
 }
@@ -276,7 +276,7 @@ func TestDevicesOfTheLoadedStack(t *testing.T) {
 	}{
 		{"gpus", "services:\n  a: {image: a, scale: 2, gpus: [{count: 2}]}\n  b: {image: a, gpus: all}\n  off: {image: a, scale: 0, gpus: [{count: 9}]}\n",
 			nil, []fsm.DeviceCount{{Name: "gpu", Count: 4}}},
-		{"gpus of which resources.devices reserves some", "services:\n  a: {image: a, gpus: [{count: 2}]}\n",
+		{"resources.devices reserves GPUs in place of the services", "services:\n  a: {image: a, gpus: [{count: 2}]}\n",
 			map[string]int64{"amd.com/gpu": 1}, []fsm.DeviceCount{{Name: "amd.com/gpu", Count: 1}}},
 		{"reservations", "services:\n  a:\n    image: a\n    deploy: {resources: {reservations: {devices: [{driver: nvidia, count: 1, capabilities: [gpu]}, {driver: cdi, device_ids: ['x.org/npu=0'], capabilities: [npu]}]}}}\n",
 			nil, []fsm.DeviceCount{{Name: "gpu", Count: 1}, {Name: "x.org/npu"}}},
@@ -300,7 +300,7 @@ func TestDevicesOfTheLoadedStack(t *testing.T) {
 	}
 	resp, err := g.control(0).ApplyWorkload(t.Context(), composeRequest("many", "services:\n  a: {image: a, devices: ["+strings.Join(many, ", ")+"]}\n"))
 	if err != nil || !strings.Contains(resp.GetErrorMessage(), "devices of 17 kinds, at most 16") {
-		t.Errorf("17 kinds of devices returned %v and error %v, want a refusal with the number", resp, err)
+		t.Errorf("an apply of a stack with 17 kinds of devices returned %v and error %v, want a refusal with this number", resp, err)
 	}
 }
 
@@ -352,6 +352,6 @@ volumes: {far: {driver_opts: {type: nfs4, o: addr=h, device: ':/x'}}, data: {ext
 	first.GetSpec().Count, first.GetSpec().Update = new(int32(1)), &controlv1.UpdateStrategy{Order: "start-first"}
 	resp, err := g.control(0).ApplyWorkload(t.Context(), first)
 	if want := "spec.update.order: must be stop-first for a workload with local data"; err != nil || !strings.Contains(resp.GetErrorMessage(), want) {
-		t.Errorf("start-first for a stack whose included file has a volume returned %v, %v; want %q", resp, err, want)
+		t.Errorf("an apply with update order start-first for a stack whose included file has a volume returned %v and error %v; want %q", resp, err, want)
 	}
 }

@@ -42,7 +42,7 @@ func TestViewsNameTheNodesThatStillHaveAnInstance(t *testing.T) {
 		got["watch"] = first.GetWorkload().GetStopping()
 		for call, s := range got {
 			if strings.Join(s.GetNodeIds(), ",") != nodes || s.GetGraceSeconds() != grace || (s.GetSince() != nil) != since {
-				t.Errorf("%s, %s of %s: %v; want nodes %q, %d s, since %t", when, call, id, s, nodes, grace, since)
+				t.Errorf("%s: call %s shows for workload %s the stopping instances %v; want nodes %q, a grace period of %d s, and whether a start time is set: %t", when, call, id, s, nodes, grace, since)
 			}
 		}
 	}

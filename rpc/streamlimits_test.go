@@ -50,13 +50,13 @@ func TestStreamsOfAPersonAreBounded(t *testing.T) {
 		behalf  string
 		refused int
 	}{
-		{"streams of a person", direct, "", 2},
-		{"streams of the same person through a gateway, while the others are open", gateway, "persys://home/user/ada", 4},
-		{"streams of another person through the gateway", gateway, "persys://home/user/bob", 2},
+		{"the streams of a person above the limit are refused", direct, "", 2},
+		{"streams of the same person through a gateway are refused while the direct streams are open", gateway, "persys://home/user/ada", 4},
+		{"another person may open streams through the same gateway up to the limit", gateway, "persys://home/user/bob", 2},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			got := follow(c.of, c.behalf)
-			is(t, "refused streams", len(got), c.refused)
+			is(t, "number of refused streams", len(got), c.refused)
 			for _, err := range got {
 				if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "at most 2") || !strings.Contains(err.Error(), "SCHEDULER_LIMIT_STREAMS") {
 					t.Errorf("a stream beyond the limit returned %v, want ResourceExhausted that names the limit and its setting", err)
@@ -111,7 +111,7 @@ func TestStreamsOfANodeAreBounded(t *testing.T) {
 		kinds = append(kinds, at.streams)
 	}
 	if len(kinds) != 1 || !kinds[0] {
-		t.Errorf("reads and streams use the connections (true: for streams) %v, want one for streams", kinds)
+		t.Errorf("reads and streams use the connections (true: for streams) %v, want one connection for streams, which the reads share", kinds)
 	}
 }
 
@@ -137,7 +137,7 @@ func TestReadsOfAPersonAreBounded(t *testing.T) {
 			}
 			for who, ctx := range map[string]context.Context{"ada": direct, "ada through a gateway": through} {
 				if _, err := c.enter(ctx); err == nil || !strings.Contains(err.Error(), "user ada") {
-					t.Errorf("one call more of %s returned %v, want a refusal that names the user", who, err)
+					t.Errorf("one more call by %q above the limit returned %v, want a refusal that names user ada", who, err)
 				}
 			}
 			_, err := c.enter(as(caller{id: bob}))
@@ -153,6 +153,6 @@ func TestReadsOfAPersonAreBounded(t *testing.T) {
 		ok(t, err)
 	}
 	if _, _, err := s.agents.reader(n); err == nil || !strings.Contains(err.Error(), "node n") {
-		t.Errorf("one read more of node n returned %v, want a refusal that names it", err)
+		t.Errorf("one more read from node n above the limit returned %v, want a refusal that names the node", err)
 	}
 }

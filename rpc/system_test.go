@@ -62,7 +62,7 @@ func TestSystemMember(t *testing.T) {
 			case m.Failed:
 				got = "failed"
 			}
-			is(t, "member", got, c.want)
+			is(t, "whether the member counts, waits, is ready or has failed", got, c.want)
 		})
 	}
 }

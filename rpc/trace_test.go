@@ -62,7 +62,7 @@ func TestTrace(t *testing.T) {
 		}
 		return strings.Join(out, "; ")
 	}
-	is(t, "an old agent", trace("10.216.0.66", 80, "n"), "start n; node n: the agent of n opened no connection: its agent is too old to trace connections: update it")
+	is(t, "hops of a trace if the agent is too old", trace("10.216.0.66", 80, "n"), "start n; node n: the agent of n opened no connection: its agent is too old to trace connections: update it")
 
 	connection := func(at, problem string) *agentv1.TracedConnection {
 		return &agentv1.TracedConnection{Address: at, Problem: problem, LatencyMicroseconds: 9, Silent: strings.HasPrefix(problem, "no answer")}
@@ -81,43 +81,43 @@ func TestTrace(t *testing.T) {
 	f.probe = func(*agentv1.ProbeNetworkRequest) (*agentv1.ProbeNetworkResponse, error) {
 		return &agentv1.ProbeNetworkResponse{Probes: []*agentv1.NetworkProbe{{Node: "other", Problem: "open UDP port 4790"}}}, nil
 	}
-	is(t, "an instance", trace("10.216.0.66", 80, "n"), "start n; instance db; node other; container db")
+	is(t, "hops of a trace to the address of an instance", trace("10.216.0.66", 80, "n"), "start n; instance db; node other; container db")
 	is(t, "request to the agent about an address", fmt.Sprintf("%v %d %q", asked.GetAddresses(), asked.GetPort(), asked.GetWorkloadId()), `[10.216.0.66] 80 ""`)
 	back, _ := g.view().Network("default", "back")
 	service, found := back.Service("db")
 	if !found {
-		t.Fatal("service db has no address")
+		t.Fatal("service db must have a service address, but has none")
 	}
 	at := service.String() + ":80"
 	answer = []*agentv1.TracedAddress{{Connection: connection(at, ""), Service: true, Instances: []*agentv1.TracedConnection{connection("10.216.0.66:80", "no answer within 1s")}}}
-	is(t, "a name, from a container", trace("DB.", 80, "api"), "start api; name db; address "+service.String()+"; instance db: no answer within 1s; node other: open UDP port 4790; container db")
+	is(t, "hops of a trace to a name, from a container", trace("DB.", 80, "api"), "start api; name db; address "+service.String()+"; instance db: no answer within 1s; node other: open UDP port 4790; container db")
 	is(t, "request to the agent about a name", fmt.Sprintf("%s %v %s", asked.GetName(), asked.GetNetworks(), asked.GetWorkloadId()), "db [1] api")
 	answer = []*agentv1.TracedAddress{{Connection: connection(at, "refused"), Service: true}}
 	g.reports("db", "other", "unhealthy", "10.216.0.66")
-	is(t, "a service without a ready instance", trace("db", 80, ""), "start n; name db; address "+service.String()+": no instance of the service is ready; instance db (idle)")
+	is(t, "hops of a trace to a service without a ready instance", trace("db", 80, ""), "start n; name db; address "+service.String()+": no instance of the service is ready; instance db (idle)")
 	answer, problem = nil, "the name does not exist"
-	is(t, "a name of another network", trace("db", 80, "loner"), "start loner; name db: the name does not exist; it is a name of network back, which the container does not join; instance db (idle)")
+	is(t, "hops of a trace to a name in a network that the container does not join", trace("db", 80, "loner"), "start loner; name db: the name does not exist; it is a name of network back, which the container does not join; instance db (idle)")
 	problem = ""
-	is(t, "an address of another network", trace("10.216.0.2", 80, "loner"), "start loner; address 10.216.0.2: the container does not join the network: it joins side")
-	is(t, "a foreign address", trace("192.0.2.1", 80, "n"), "start n; address 192.0.2.1: no network that you may see has the address, and no node is registered with it")
-	is(t, "no agent was called for a foreign address", asked == nil, true)
+	is(t, "hops of a trace to an address in a network that the container does not join", trace("10.216.0.2", 80, "loner"), "start loner; address 10.216.0.2: the container does not join the network: it joins side")
+	is(t, "hops of a trace to an address outside of the cluster", trace("192.0.2.1", 80, "n"), "start n; address 192.0.2.1: no network that you may see has the address, and no node is registered with it")
+	is(t, "whether no agent was called for an address outside of the cluster", asked == nil, true)
 	for what, a := range map[string]string{"the bridge of the node": "10.216.0.1", "the bridge of another node": "10.216.0.65", "a free address": "10.216.0.3", "an address between the slices": "10.216.8.1"} {
-		is(t, what, trace(a, 22, "n"), "start n; address "+a+": no workload and no service of the network has the address (`persysctl network inspect back` lists them)")
-		is(t, what+": no agent was called", asked == nil, true)
+		is(t, "hops of a trace to "+what, trace(a, 22, "n"), "start n; address "+a+": no workload and no service of the network has the address (`persysctl network inspect back` lists them)")
+		is(t, "whether no agent was called for "+what, asked == nil, true)
 	}
 
-	is(t, "a port on every node", trace("n", 8080, "n"), "start n; name n; address 10.0.0.1; port 8080/tcp; instance web; node n; container web")
+	is(t, "hops of a trace to a port in ingress mode", trace("n", 8080, "n"), "start n; name n; address 10.0.0.1; port 8080/tcp; instance web; node n; container web")
 	is(t, "address to which the node of the port was asked to connect", fmt.Sprint(asked.GetAddresses()), "[10.216.32.2:80]")
 	if got := trace("10.0.0.2", 8081, "n"); !strings.Contains(got, "port 8081/tcp: a program of the machine uses the port") {
-		t.Errorf("the trace of a port that another program uses is %s", got)
+		t.Errorf("the trace to a port that another program of the machine uses is %s, want that the port's hop says so", got)
 	}
 	if got := trace("10.0.0.2", 9999, "n"); !strings.HasSuffix(got, "port 9999/tcp: no service that you may see publishes the port in mode ingress, and no workload publishes it on node other") {
-		t.Errorf("the trace of a port that nothing publishes is %s", got)
+		t.Errorf("the trace to a port that no workload publishes is %s, want that its last hop says so", got)
 	}
 	g.do(&commandv1.Command{Body: &commandv1.Command_SetNodeStates{SetNodeStates: &commandv1.SetNodeStates{Nodes: []*commandv1.NodeState{{Id: "other"}}}}})
 	g.reports("db", "other", "", "10.216.0.66")
 	if got := trace("10.216.0.66", 80, "n"); !strings.Contains(got, "node other: the node is lost") {
-		t.Errorf("the trace of an instance on a lost node is %s", got)
+		t.Errorf("the trace to an instance on a lost node is %s, want that the hop of the node says so", got)
 	}
 
 	for what, bad := range map[string]struct {
@@ -132,7 +132,7 @@ func TestTrace(t *testing.T) {
 	} {
 		_, err := c.Trace(ctxFor(t), bad.req)
 		if err == nil {
-			t.Errorf("a request with %s must be refused, but was accepted", what)
+			t.Errorf("a trace request with %q must be refused, but was accepted", what)
 			continue
 		}
 		says(t, err, bad.code, bad.text)

@@ -207,7 +207,7 @@ func TestProgramsJoinWithTokens(t *testing.T) {
 			ok(t, err)
 			is(t, "cluster", r.GetCluster(), "home")
 			is(t, "a cluster key for an agent", r.GetClusterKey(), "")
-			is(t, "where the schedulers are", len(r.GetSchedulers()), 2)
+			is(t, "number of scheduler addresses in the answer", len(r.GetSchedulers()), 2)
 			id := f.Identity()
 			is(t, "role", id.Role, pki.RoleAgent)
 			is(t, "name", id.ID, name)
@@ -216,8 +216,8 @@ func TestProgramsJoinWithTokens(t *testing.T) {
 			_, err = controlv1.NewAgentControlClient(w.as(i, f)).RegisterNode(ctxFor(t), registration("a"))
 			code(t, err, codes.PermissionDenied)
 			e := w.lastEvent(fsm.EventJoined)
-			is(t, "node of the event", e.Node, name)
-			is(t, "who", e.By, stranger)
+			is(t, "node in the event of the join", e.Node, name)
+			is(t, "caller in the event of the join", e.By, stranger)
 			is(t, "whether the event has the caller's address", slices.Contains(e.Details, fsm.Label{Key: "from", Value: "127.0.0.1"}), true)
 		})
 	}
@@ -234,7 +234,7 @@ func TestProgramsJoinWithTokens(t *testing.T) {
 			for n := range 2 {
 				for host, named := range map[string]bool{"h1": true, "gw.example.com": true, "192.0.2.7": true, "bank.example.com": false, "192.0.2.8": false} {
 					if err := f.Leaf().VerifyHostname(host); (err == nil) != named {
-						t.Errorf("certificate %d of a %s is valid for host %s: %t, want %t", n, role, host, err == nil, named)
+						t.Errorf("whether certificate number %d of the %s is valid for host %s: %t, want %t", n, role, host, err == nil, named)
 					}
 				}
 				keyPEM, csr, err := pki.NewRequest([]string{"bank.example.com"})
@@ -247,12 +247,12 @@ func TestProgramsJoinWithTokens(t *testing.T) {
 		f, _, err := w.enrol(1, w.token(&clusterv1.CreateTokenRequest{Role: "agent"}), "free.example.com")
 		ok(t, err)
 		if f.Leaf().VerifyHostname("free.example.com") == nil {
-			t.Error("with a token without a name, a program must not be able to get a DNS name as its name")
+			t.Error("a program with a token without a name got a certificate for the DNS name free.example.com, want none")
 		}
 		_, err = w.admin(0).CreateToken(ctxFor(t), &clusterv1.CreateTokenRequest{Role: "agent", Hosts: []string{"persys-scheduler.example.com"}})
 		code(t, err, codes.InvalidArgument)
 	})
-	t.Run("a user has the rights of the token", func(t *testing.T) {
+	t.Run("a user who joins has the access level of the token", func(t *testing.T) {
 		f, _, err := w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "user", Name: "vic", Access: "viewer"}), "vic")
 		ok(t, err)
 		c := controlv1.NewAgentControlClient(w.as(1, f))
@@ -263,12 +263,12 @@ func TestProgramsJoinWithTokens(t *testing.T) {
 			_, err = controlv1.NewAgentControlClient(w.as(i, f)).DeleteWorkload(ctxFor(t), &controlv1.DeleteWorkloadRequest{WorkloadId: where})
 			code(t, err, codes.PermissionDenied)
 			e := w.lastEvent(fsm.EventCallRefused)
-			is(t, "what", slices.Contains(e.Details, fsm.Label{Key: "call", Value: "delete workload"}), true)
+			is(t, "whether the event names the refused call", slices.Contains(e.Details, fsm.Label{Key: "call", Value: "delete workload"}), true)
 			is(t, "whether the event has the caller's address", slices.Contains(e.Details, fsm.Label{Key: "from", Value: "127.0.0.1"}), true)
 			if !strings.HasPrefix(e.By, "persys://home/user/vic?") {
 				t.Errorf("the event names caller %q, want user vic of cluster home", e.By)
 			}
-			is(t, "events of refused joins, requested at the "+where, w.count(fsm.EventCallRefused)-before, i+1)
+			is(t, "number of events of refused calls after a call at the "+where, w.count(fsm.EventCallRefused)-before, i+1)
 		}
 	})
 
@@ -313,7 +313,7 @@ func TestProgramsJoinWithTokens(t *testing.T) {
 			_, _, err := w.enrol(1, c.tok, c.name)
 			code(t, err, c.code)
 			if !strings.Contains(status.Convert(err).Message(), c.want) {
-				t.Errorf("got %v, want %q", err, c.want)
+				t.Errorf("the join returned %v, want an error that contains %q", err, c.want)
 			}
 			if e := w.lastEvent(fsm.EventJoinRefused); !strings.Contains(e.Message, c.want) {
 				t.Errorf("the event of the refused join has the message %q, want one with %q", e.Message, c.want)
@@ -341,7 +341,7 @@ func TestProgramsJoinWithTokens(t *testing.T) {
 		r, err := w.admin(1).ListTokens(ctxFor(t), &clusterv1.ListTokensRequest{})
 		ok(t, err)
 		if len(r.GetTokens()) == 0 || strings.Contains(r.String(), string(named.Secret)) {
-			t.Error(r.String())
+			t.Errorf("the list of tokens must not be empty and must contain no secret of a token, but is %s", r)
 		}
 	})
 	t.Run("a token is valid while schedulers have certificates of the former root", func(t *testing.T) {
@@ -355,7 +355,7 @@ func TestProgramsJoinWithTokens(t *testing.T) {
 		f, _, err := w.enrol(1, agent(1), "late-root")
 		ok(t, err)
 		if err := f.Leaf().CheckSignatureFrom(next.Cert); err != nil {
-			t.Errorf("the certificate must come from the new CA, but verification failed: %v", err)
+			t.Errorf("the issued certificate is not signed by the new CA: %v", err)
 		}
 	})
 	t.Run("a token that expired is refused, with an event", func(t *testing.T) {
@@ -433,10 +433,10 @@ func TestRenewAndRevoke(t *testing.T) {
 	again, err := clusterv1.NewTrustClient(w.as(1, w.files[0])).Bundle(ctxFor(t), &clusterv1.BundleRequest{Version: b.GetVersion()})
 	ok(t, err)
 	is(t, "revocations in the bundle", len(again.GetRevocations()), 1)
-	is(t, "whether the bundle has another version", again.GetVersion() != b.GetVersion(), true)
+	is(t, "whether the bundle has another version after the revocation", again.GetVersion() != b.GetVersion(), true)
 	same, err := clusterv1.NewTrustClient(w.as(1, w.files[0])).Bundle(ctxFor(t), &clusterv1.BundleRequest{Version: again.GetVersion()})
 	ok(t, err)
-	is(t, "number of entries that the caller already knows", len(same.GetRevocations())+len(same.GetRoots()), 0)
+	is(t, "number of entries in the answer to a caller that has the present version", len(same.GetRevocations())+len(same.GetRoots()), 0)
 
 	if _, err := renew(0, next); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("the renewal of a revoked identity returned %v, want Unauthenticated", err)
@@ -445,14 +445,14 @@ func TestRenewAndRevoke(t *testing.T) {
 		f.Revoke(Revoked(w.view()))
 	}
 	_, err = conn.Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "n1"})
-	code(t, err, codes.Unauthenticated) // this connection was made before the revocation
+	code(t, err, codes.Unauthenticated) // the call uses a connection from before the revocation
 	if !strings.Contains(err.Error(), "persysctl token create --role agent --name n1") {
-		t.Errorf("the error must name the next command, but is: %v", err)
+		t.Errorf("the error of a revoked agent must name the command that makes a new token, but is: %v", err)
 	}
-	is(t, "why", w.lastEvent(fsm.EventRevoked).Reason, "lost")
+	is(t, "reason in the event of the revocation", w.lastEvent(fsm.EventRevoked).Reason, "lost")
 	list, err := w.admin(0).ListIdentities(ctxFor(t), &clusterv1.ListIdentitiesRequest{})
 	ok(t, err)
-	is(t, "shown as revoked", list.GetIdentities()[0].GetRevoked(), true)
+	is(t, "whether the list shows the identity as revoked", list.GetIdentities()[0].GetRevoked(), true)
 
 	_, _, err = w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "agent", Uses: 9}), "n1")
 	code(t, err, codes.PermissionDenied)
@@ -478,7 +478,7 @@ func TestAuthoritiesAreReplaced(t *testing.T) {
 	is(t, "number of trusted roots", strings.Count(string(Roots(w.view())), "BEGIN"), 2)
 	a, _ := w.view().Authority(next.ID())
 	if strings.Contains(a.SealedKey, string(raw)) || !strings.HasPrefix(a.SealedKey, "sealed:") {
-		t.Error("the state must not have the key in plain text, but does")
+		t.Error("the state has the authority's key in plain text, want it sealed")
 	}
 	_, err = admin.DropAuthority(ctxFor(t), &clusterv1.DropAuthorityRequest{Id: w.auth.ID()})
 	code(t, err, codes.FailedPrecondition)
@@ -498,7 +498,7 @@ func TestAuthoritiesAreReplaced(t *testing.T) {
 		return w.kept(keyPEM, r.GetChain(), r.GetRoots()), nil
 	}()
 	ok(t, err)
-	is(t, "the certificate is signed by the new authority", g.Leaf().CheckSignatureFrom(next.Cert) == nil, true)
+	is(t, "whether the renewed certificate is signed by the new authority", g.Leaf().CheckSignatureFrom(next.Cert) == nil, true)
 	_, err = admin.DropAuthority(ctxFor(t), &clusterv1.DropAuthorityRequest{Id: w.auth.ID()})
 	ok(t, err)
 	is(t, "number of trusted roots after the old authority was dropped", strings.Count(string(Roots(w.view())), "BEGIN"), 1)
@@ -523,7 +523,7 @@ func TestARotationOfTheGossipKeyCanBeRepeated(t *testing.T) {
 		ok(t, err)
 		keys[i] = r.GetKeyId()
 	}
-	is(t, "key", keys[1], keys[0])
+	is(t, "key id of the repeated request", keys[1], keys[0])
 	_, err := w.admin(0).RotateGossip(ctxFor(t), &clusterv1.RotateGossipRequest{})
 	code(t, err, codes.FailedPrecondition)
 }
@@ -552,7 +552,7 @@ func TestJoinsAreBounded(t *testing.T) {
 	}
 	wg.Wait()
 	if seen[codes.NotFound] != refusalEach || seen[codes.PermissionDenied] == 0 || seen[codes.ResourceExhausted] == 0 {
-		t.Errorf("the answers by code are %v, want %d NotFound, and some PermissionDenied and ResourceExhausted", seen, refusalEach)
+		t.Errorf("the joins without a valid token got these numbers of answers by gRPC code: %v; want %d NotFound, and some PermissionDenied and ResourceExhausted", seen, refusalEach)
 	}
 	is(t, "refusals in the history", w.count(fsm.EventJoinRefused)-before, refusalEach)
 	testbed.Until(t, "a holder of a token joins", func() bool {
@@ -636,14 +636,14 @@ func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 	}
 	testbed.Within(t, testbed.Patience, "the sessions are open", func() error {
 		if n := len(audited(w.group)); n != 3 {
-			return fmt.Errorf("%d events are recorded, want 3", n)
+			return fmt.Errorf("%d events of opened sessions are recorded, want 3", n)
 		}
 		return nil
 	})
 	for name, end := range ended {
 		select {
 		case err := <-end:
-			t.Fatalf("%s ended before an identity was revoked: %v", name, err)
+			t.Fatalf("stream %q ended before an identity was revoked: %v", name, err)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
@@ -715,7 +715,7 @@ func TestCallersAreBounded(t *testing.T) {
 	}
 	code(t, last, codes.ResourceExhausted)
 	if !strings.Contains(last.Error(), "SCHEDULER_LIMIT_CALLS") {
-		t.Errorf("the error must name the setting, but is: %v", last)
+		t.Errorf("the refusal above the rate limit must name the setting SCHEDULER_LIMIT_CALLS, but is: %v", last)
 	}
 	modest := clusterv1.NewClusterClient(w.as(1, w.holds(pki.Identity{Role: pki.RoleUser, ID: "modest"})))
 	_, err := modest.Status(ctxFor(t), &clusterv1.StatusRequest{})
@@ -745,11 +745,11 @@ func TestCallersAreBounded(t *testing.T) {
 			ended++
 		}
 	}
-	is(t, "streams beyond the limit", ended, 1)
+	is(t, "number of streams that ended because of the limit", ended, 1)
 	mu.Lock()
 	defer mu.Unlock()
 	if refused[limits.ReasonRate] == 0 || refused[limits.ReasonConcurrency] != 1 {
-		t.Errorf("the refusals by limit are %v, want some by the rate and one by concurrency", refused)
+		t.Errorf("the numbers of refusals by limit are %v, want some because of the rate and one because of concurrency", refused)
 	}
 }
 
@@ -763,7 +763,7 @@ func TestARotationOfTheClusterKeyCanBeRepeated(t *testing.T) {
 		ok(t, err)
 		keys[i] = r.GetKeyId()
 	}
-	is(t, "key", keys[1], keys[0])
+	is(t, "key id of the repeated request", keys[1], keys[0])
 	is(t, "next key", w.group.now().Info().NextKeyID, keys[0])
 	_, err := w.admin(0).RotateClusterKey(ctxFor(t), &clusterv1.RotateClusterKeyRequest{})
 	code(t, err, codes.FailedPrecondition)

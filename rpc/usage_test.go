@@ -33,11 +33,11 @@ func TestListUsage(t *testing.T) {
 	} {
 		r, err := c.ListUsage(ctxFor(t), x.req)
 		ok(t, err)
-		is(t, "the agent was asked for", asked, x.want)
+		is(t, "workload in the request to the agent, and whether it asks for a day", asked, x.want)
 		is(t, "node", r.GetNodeId(), "n")
-		is(t, "samples", fmt.Sprint(r.GetStepSeconds(), len(r.GetSamples())), "60 1")
+		is(t, "step in seconds and number of samples", fmt.Sprint(r.GetStepSeconds(), len(r.GetSamples())), "60 1")
 		m := r.GetSamples()[0]
-		is(t, "sample", fmt.Sprint(m.GetStart().GetSeconds(), m.GetCpuMillicores(), m.GetMemoryBytes(), m.GetNetRxBytesPerSecond(), m.GetNetTxBytesPerSecond()),
+		is(t, "start time, CPU, memory and network rates of the sample", fmt.Sprint(m.GetStart().GetSeconds(), m.GetCpuMillicores(), m.GetMemoryBytes(), m.GetNetRxBytesPerSecond(), m.GetNetTxBytesPerSecond()),
 			"1790000000 250 1048576 3 4")
 	}
 	for _, x := range []struct {

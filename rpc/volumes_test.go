@@ -53,7 +53,7 @@ func TestVolumeCalls(t *testing.T) {
 	says(t, err, codes.NotFound, "persysctl nodes")
 
 	g.put(t, storing("db", "data", 0), "n1")
-	is(t, "list with a user", list(&clusterv1.ListVolumesRequest{NodeId: "n1"}), "local:data@n1 Pending Retain db")
+	is(t, "list after workload db began to use the volume", list(&clusterv1.ListVolumesRequest{NodeId: "n1"}), "local:data@n1 Pending Retain db")
 	_, err = c.DeleteVolume(ctxFor(t), &clusterv1.DeleteVolumeRequest{NodeId: "n1", Id: "local:data"})
 	says(t, err, codes.FailedPrecondition, `local volume "data" of node n1 is used by db`)
 	_, err = c.DeleteVolume(ctxFor(t), &clusterv1.DeleteVolumeRequest{NodeId: "n1", Id: "data"})
@@ -78,7 +78,7 @@ func TestOrdersCarryCreatedVolumes(t *testing.T) {
 	n, _ := v.Node("n1")
 	x, found := v.Volume("", "data", fsm.DriverLocal, "n1")
 	if !found || !x.ByHand {
-		t.Fatalf("the volume must be bound to n1, but it is %+v", x)
+		t.Fatalf("the volume must be bound to node n1, but its record is %+v", x)
 	}
 	order := &agentv1.ApplyWorkloadRequest{Spec: &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{
 		ManagedVolumes: []*agentv1.ManagedVolumeSpec{{Name: "data", Driver: fsm.DriverLocal, RetainPolicy: "Delete"}},
@@ -87,7 +87,7 @@ func TestOrdersCarryCreatedVolumes(t *testing.T) {
 	m := order.GetSpec().GetContainer().GetManagedVolumes()[0]
 	is(t, "size", m.GetSizeGb(), 3)
 	is(t, "policy", m.GetRetainPolicy(), "Retain")
-	is(t, "created by a user", m.GetByHand(), true)
+	is(t, "whether the order marks the volume as created by a user", m.GetByHand(), true)
 }
 
 // TestHeldOn: an agent lists its volumes. A volume must belong to the namespace that the agent names. If the agent
@@ -105,18 +105,18 @@ func TestHeldOn(t *testing.T) {
 		info      *agentv1.VolumeInfo
 		want      bool
 	}{
-		{"the namespace that the agent says", "shop", &agentv1.VolumeInfo{Id: "local:data", Namespace: "shop"}, true},
+		{"the agent names the namespace", "shop", &agentv1.VolumeInfo{Id: "local:data", Namespace: "shop"}, true},
 		{"another namespace", "default", &agentv1.VolumeInfo{Id: "local:data", Namespace: "shop"}, false},
-		{"no namespace, and the id of the default one", "default", &agentv1.VolumeInfo{Id: "local:data"}, true},
-		{"no namespace, and the id of another one", "default", &agentv1.VolumeInfo{Id: "local:shop~data"}, false},
-		{"no namespace, and the id of the namespace", "shop", &agentv1.VolumeInfo{Id: "local:shop~data"}, true},
-		{"no namespace, and an id without one", "shop", &agentv1.VolumeInfo{Id: "local:data"}, false},
-		{"no namespace, used last by a workload of another one", "default", &agentv1.VolumeInfo{Id: "local:data", Owner: "db"}, false},
-		{"no namespace, used by a workload of another one", "default", &agentv1.VolumeInfo{Id: "local:data", WorkloadIds: []string{"db"}}, false},
+		{"the agent names no namespace, and the id is of namespace default", "default", &agentv1.VolumeInfo{Id: "local:data"}, true},
+		{"the agent names no namespace, and the id is of another namespace", "default", &agentv1.VolumeInfo{Id: "local:shop~data"}, false},
+		{"the agent names no namespace, and the id is of this namespace", "shop", &agentv1.VolumeInfo{Id: "local:shop~data"}, true},
+		{"the agent names no namespace, and the id contains none", "shop", &agentv1.VolumeInfo{Id: "local:data"}, false},
+		{"the agent names no namespace, and a workload of another namespace used the volume last", "default", &agentv1.VolumeInfo{Id: "local:data", Owner: "db"}, false},
+		{"the agent names no namespace, and a workload of another namespace uses the volume", "default", &agentv1.VolumeInfo{Id: "local:data", WorkloadIds: []string{"db"}}, false},
 	} {
 		c.info.Name, c.info.Driver = "data", fsm.DriverLocal
 		if got := heldOn(g.view(), []*agentv1.VolumeInfo{c.info}, c.namespace, fsm.DriverLocal, "data") != nil; got != c.want {
-			t.Errorf("%s: the volume is of %s: %v, want %v", c.fact, c.namespace, got, c.want)
+			t.Errorf("if %s, whether the volume belongs to namespace %s: %v, want %v", c.fact, c.namespace, got, c.want)
 		}
 	}
 }
@@ -143,12 +143,12 @@ func TestDeleteVolumeRemovesItsRecordFirst(t *testing.T) {
 		return nil, status.Error(codes.FailedPrecondition, "the disk answers with an error")
 	}
 	says(t, deleteIt(), codes.FailedPrecondition, "its data on node n is not; the next report of the node brings the record back, then try again: agent of node n: the disk answers with an error")
-	is(t, "record after the failure", record(), false)
+	is(t, "whether the volume has a record after the failed delete", record(), false)
 
 	deleted := false
 	f.volumes = func(r *agentv1.DeleteVolumeRequest) (*agentv1.DeleteVolumeResponse, error) {
 		is(t, "deleted volume", r.GetId(), "local:data")
-		is(t, "record during the delete", record(), false)
+		is(t, "whether the volume has a record while the agent deletes the data", record(), false)
 		deleted = true
 		late := proto.CloneOf(report)
 		late.GetReportVolumes().Volumes[0].ByHand = false
@@ -157,7 +157,7 @@ func TestDeleteVolumeRemovesItsRecordFirst(t *testing.T) {
 	}
 	ok(t, deleteIt())
 	is(t, "the agent deleted the data", deleted, true)
-	is(t, "record after the delete", record(), false)
+	is(t, "whether the volume has a record after the delete", record(), false)
 }
 
 // TestDeleteOfASharedVolumeNeedsANodeThatHasIt: a delete is refused if no node that answers knows the volume and another
@@ -178,7 +178,7 @@ func TestDeleteOfASharedVolumeNeedsANodeThatHasIt(t *testing.T) {
 	g.put(t, r, "n")
 	x, known := g.view().Volume("", "shared", "nfs", "")
 	if !known {
-		t.Fatal("the volume has no record")
+		t.Fatal("volume shared has no record, want one")
 	}
 	s := g.replicas[0].server
 	says(t, second(s.holdersOf(ctxFor(t), g.view(), x)), codes.FailedPrecondition, `no node that answers has nfs volume "shared", and these nodes do not answer: silent`)
@@ -209,11 +209,11 @@ func TestPlannedDeletesNameTheData(t *testing.T) {
 		fact       string
 		ids        []string
 		keep       bool
-		goes, kept string // of db
+		goes, kept string // data of workload db that the plan deletes and keeps
 	}{
-		{"by its policies", []string{"db"}, false, "volume data on n1", "volume both on n1 (other workloads use it), " + always},
-		{"with both users of a volume", []string{"db", "web"}, false, "volume both on n1, volume data on n1", always},
-		{"without its volumes", []string{"db", "web"}, true, "", "volume both on n1, volume data on n1, " + always},
+		{"a delete of db by the retain policies of its volumes", []string{"db"}, false, "volume data on n1", "volume both on n1 (other workloads use it), " + always},
+		{"a delete of db and web, which share volume both", []string{"db", "web"}, false, "volume both on n1, volume data on n1", always},
+		{"a delete of db and web that keeps the volumes", []string{"db", "web"}, true, "", "volume both on n1, volume data on n1, " + always},
 	} {
 		req := &clusterv1.PlanWorkloadsRequest{KeepVolumes: tt.keep}
 		for _, id := range tt.ids {
@@ -222,17 +222,17 @@ func TestPlannedDeletesNameTheData(t *testing.T) {
 		r, err := g.cluster(0).PlanWorkloads(ctxFor(t), req)
 		ok(t, err)
 		db := r.GetWorkloads()[0]
-		is(t, tt.fact+": deleted", strings.Join(db.GetDeletedData(), ", "), tt.goes)
-		is(t, tt.fact+": kept", strings.Join(db.GetKeptData(), ", "), tt.kept)
+		is(t, tt.fact+": data of db that is deleted", strings.Join(db.GetDeletedData(), ", "), tt.goes)
+		is(t, tt.fact+": data of db that is kept", strings.Join(db.GetKeptData(), ", "), tt.kept)
 	}
 	r, err := g.control(0).DeleteWorkload(ctxFor(t), &controlv1.DeleteWorkloadRequest{WorkloadId: "db", KeepVolumes: true})
 	ok(t, err)
-	is(t, "kept", r.GetVolumesKept(), true)
+	is(t, "whether the delete keeps the volumes", r.GetVolumesKept(), true)
 	left, found := g.now().Residual("n1", "db")
-	is(t, "the node keeps them", found && left.KeepVolumes, true)
+	is(t, "whether the order to the node keeps the volumes", found && left.KeepVolumes, true)
 	r, err = g.control(0).DeleteWorkload(ctxFor(t), &controlv1.DeleteWorkloadRequest{WorkloadId: "db"})
 	ok(t, err)
-	is(t, "kept because of the first request", r.GetVolumesKept(), true)
+	is(t, "whether a second delete still keeps the volumes, as the first one asked", r.GetVolumesKept(), true)
 }
 
 // TestPlannedDeleteOfASystemWorkload: the plan of its deletion must name the data of its members, which are deleted with it.
@@ -243,7 +243,7 @@ func TestPlannedDeleteOfASystemWorkload(t *testing.T) {
 	logs.Spec.Kind = "system"
 	r, err := g.control(0).ApplyWorkload(ctxFor(t), logs)
 	ok(t, err)
-	is(t, "refused", r.GetErrorMessage(), "")
+	is(t, "error text of the apply", r.GetErrorMessage(), "")
 	of, _ := g.now().Workload("logs")
 	info := g.now().Info()
 	g.do(&commandv1.Command{
@@ -260,7 +260,7 @@ func TestPlannedDeleteOfASystemWorkload(t *testing.T) {
 	for _, w := range plan.GetWorkloads() {
 		got = append(got, w.GetAction()+" "+w.GetWorkloadId()+": "+strings.Join(w.GetDeletedData(), ", "))
 	}
-	is(t, "plan", strings.Join(got, "; "), "delete logs: ; delete logs-n1: volume data on n1")
+	is(t, "planned deletes with the data that they remove", strings.Join(got, "; "), "delete logs: ; delete logs-n1: volume data on n1")
 }
 
 // TestHasName: a delete that keeps volumes must still remove disks of virtual machines and volumes without a name.
@@ -269,6 +269,6 @@ func TestHasName(t *testing.T) {
 		"volume db": true, "folder ./data": true, "volumes of the stack, which only its Git repository lists": true, "3 more volumes": true,
 		"disk vda": false, "unnamed volume at /cache": false,
 	} {
-		is(t, data, hasName(data), want)
+		is(t, "whether a delete that keeps volumes keeps "+data, hasName(data), want)
 	}
 }

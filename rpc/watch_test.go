@@ -37,7 +37,7 @@ func TestEventsAreReadAndFollowed(t *testing.T) {
 	}
 	all := read(&clusterv1.EventsRequest{})
 	is(t, "last event of the whole list", all[len(all)-1], "WorkloadScheduled")
-	is(t, "the newest one", strings.Join(read(&clusterv1.EventsRequest{Tail: 1}), " "), "WorkloadScheduled")
+	is(t, "events with a tail of 1", strings.Join(read(&clusterv1.EventsRequest{Tail: 1}), " "), "WorkloadScheduled")
 	is(t, "events of a workload", strings.Join(read(&clusterv1.EventsRequest{WorkloadId: "web"}), " "), "WorkloadCreated WorkloadScheduled")
 	is(t, "events of a node", strings.Join(read(&clusterv1.EventsRequest{NodeId: "b"}), " "), "NodeRegistered")
 	is(t, "number of events of a type", len(read(&clusterv1.EventsRequest{Types: []string{"NodeRegistered"}})), 2)
@@ -72,9 +72,9 @@ func TestEventsAreFollowed(t *testing.T) {
 	g.replicas[0].set(func(r *replica) { r.lagging = true })
 	g.place("w2", "")
 	g.replicas[0].set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })
-	is(t, "event that the change feed has lost", next(), "w2")
+	is(t, "workload of the event that the change feed has lost", next(), "w2")
 	g.place("w3", "")
-	is(t, "event after the gap", next(), "w3")
+	is(t, "workload of the event after the gap", next(), "w3")
 	cancel()
 	_, err = s.Recv()
 	code(t, err, codes.Canceled)
@@ -122,28 +122,28 @@ func TestWatchesReportChanges(t *testing.T) {
 		}
 	}
 	everything := open(&clusterv1.WatchWorkloadsRequest{})
-	is(t, "present", everything()+" "+everything()+" "+everything(), "g0 w0 synced")
+	is(t, "present workloads on the watch of everything", everything()+" "+everything()+" "+everything(), "g0 w0 synced")
 	named := open(&clusterv1.WatchWorkloadsRequest{WorkloadIds: []string{"w0", "w9"}})
-	is(t, "present", named()+" "+named(), "w0 synced")
+	is(t, "present workloads on the watch by name", named()+" "+named(), "w0 synced")
 	members := open(&clusterv1.WatchWorkloadsRequest{Group: "grp", MinIndex: g.view().Info().Index})
-	is(t, "present", members()+" "+members(), "g0 synced")
+	is(t, "present workloads on the watch of group grp", members()+" "+members(), "g0 synced")
 
 	g.place("w9", "")
-	is(t, "every watch shows a new workload", everything(), "w9")
-	is(t, "workload of the watch by name", named(), "w9")
+	is(t, "new workload on the watch of everything", everything(), "w9")
+	is(t, "new workload on the watch by name", named(), "w9")
 	group("g1", "grp")
-	is(t, "a new member", members(), "g1")
+	is(t, "new member on the watch of group grp", members(), "g1")
 	group("g1", "other")
-	is(t, "a member that left", members(), "-g1")
+	is(t, "member that moved to another group, on the watch of group grp", members(), "-g1")
 	g.do(drop("g0"))
-	is(t, "a member that was deleted", members(), "-g0")
+	is(t, "deleted member on the watch of group grp", members(), "-g0")
 
 	// Let the replica lag, so that its change feed does not contain the deletion of workload w0. The watch must report
 	// the deletion all the same.
 	g.replicas[0].set(func(r *replica) { r.lagging = true })
 	g.do(drop("w0"))
 	g.replicas[0].set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })
-	is(t, "the watch sends the present state again, with the deletion", named()+" "+named()+" "+named(), "w9 -w0 synced")
+	is(t, "messages of the watch by name after the change feed lost the deletion of w0", named()+" "+named()+" "+named(), "w9 -w0 synced")
 }
 
 func TestWhyExplainsPlacement(t *testing.T) {
@@ -158,7 +158,7 @@ func TestWhyExplainsPlacement(t *testing.T) {
 	is(t, "nodes", len(why.GetNodes()), 2)
 	is(t, "feasible", why.GetNodes()[0].GetFeasible(), false)
 	is(t, "whether the node has a reason", why.GetNodes()[0].GetReason() != "", true)
-	is(t, "counted", why.GetCounts()[0].GetNodes(), 2)
+	is(t, "number of nodes with the first reason", why.GetCounts()[0].GetNodes(), 2)
 	whyNot, err := g.cluster(1).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web", NodeId: "b"})
 	ok(t, err)
 	is(t, "assigned", whyNot.GetAssignedNodeId(), "a")

@@ -40,8 +40,8 @@ func ConsoleToken(id string, secret []byte) string {
 	return consoleTokenPrefix + id + "~" + base64.RawURLEncoding.EncodeToString(secret)
 }
 
-// ConsoleOfToken returns the session that a code or a token names, if it has the form of ConsoleToken. It does not
-// verify the token.
+// ConsoleOfToken returns the session that a code or a token names, if the code or token has the form of
+// ConsoleToken. It does not verify the token.
 func ConsoleOfToken(token string) (id string, ok bool) {
 	rest, ok := strings.CutPrefix(token, consoleTokenPrefix)
 	if !ok || len(token) > 512 || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {

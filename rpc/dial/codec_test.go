@@ -20,7 +20,7 @@ func TestCodecSpeaksProtobuf(t *testing.T) {
 			Type: "container", Metadata: map[string]string{"a": "b"},
 			Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: "i", Command: []string{"x", "y"}}},
 		}},
-		"a large one":                          &controlv1.ApplyWorkloadRequest{WorkloadId: string(long)},
+		"a large message":                      &controlv1.ApplyWorkloadRequest{WorkloadId: string(long)},
 		"a message without generated encoders": &healthpb.HealthCheckRequest{Service: "s"},
 		"an empty message":                     &controlv1.GetClusterSummaryRequest{},
 		"a message with unknown fields":        unknown(t),
@@ -43,7 +43,7 @@ func TestCodecSpeaksProtobuf(t *testing.T) {
 			half := len(want) / 2
 			parts := mem.BufferSlice{mem.SliceBuffer(want[:half]), mem.SliceBuffer(want[half:])}
 			if err := Codec().Unmarshal(parts, got); err != nil || !proto.Equal(got, m) {
-				t.Errorf("the codec decoded the message as %v with error %v, want %v", got, err, m)
+				t.Errorf("the codec decoded a message in two buffers as %v with error %v, want %v", got, err, m)
 			}
 		})
 	}

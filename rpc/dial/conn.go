@@ -136,9 +136,9 @@ type Conn struct {
 
 var _ grpc.ClientConnInterface = (*Conn)(nil)
 
-// Dial returns a Conn. It sends nothing before the first call, so it succeeds even if no scheduler runs. Its
-// errors are about the options. The caller must close the Conn; the background work of the Conn also ends
-// with ctx.
+// Dial returns a Conn. It sends nothing before the first call, so it succeeds even if no scheduler runs.
+// It returns an error only if the options are invalid. The caller must close the Conn; the background
+// work of the Conn also ends with ctx.
 func Dial(ctx context.Context, opt Options) (*Conn, error) {
 	if opt.Insecure == (opt.TLS != nil) {
 		return nil, errors.New("dial: set either TLS (PERSYS_TLS_CA, PERSYS_TLS_CERT, PERSYS_TLS_KEY) or insecure, and not both")
@@ -476,7 +476,7 @@ func (c *Conn) pick(ctx context.Context, tried []*peer) (*peer, error) {
 	better := !candidates[0].penalised(now)
 	for i, p := range candidates {
 		if better && p.penalised(now) {
-			break // a peer that may be connected but is not the preferred one
+			break // the remaining peers failed lately, so do not use them even if they are connected
 		}
 		if p.state() == connectivity.Ready {
 			return p, nil

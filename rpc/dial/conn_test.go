@@ -30,7 +30,7 @@ func TestCallsMoveToALiveReplica(t *testing.T) {
 		mustCall(t, c, apply)
 	}
 	if s[0].calls.Load() != 5 {
-		t.Fatalf("the first address got %d of 5 calls", s[0].calls.Load())
+		t.Fatalf("the first address got %d of 5 calls, want all", s[0].calls.Load())
 	}
 	for i := range 2 {
 		s[i].grpc.Stop()
@@ -53,7 +53,7 @@ func TestCallsMoveToALiveReplica(t *testing.T) {
 		t.Errorf("the error must name the address and the cause, but is: %v", err)
 	}
 	if d := time.Since(begin); d > 3*time.Second {
-		t.Errorf("the call with a deadline of 0.7 s took %v", d)
+		t.Errorf("the call with a deadline of 0.7 s took %v, want at most 3 s", d)
 	}
 }
 
@@ -88,13 +88,13 @@ func TestLeaderHintsAreFollowed(t *testing.T) {
 		c := dialTo(t, Options{Addrs: []string{a.addr, b.addr}})
 		mustCall(t, c, get)
 		if c.Leader() != b.addr {
-			t.Fatalf("leader %q, want %q", c.Leader(), b.addr)
+			t.Fatalf("the Conn knows leader %q, want %q", c.Leader(), b.addr)
 		}
 		testbed.Until(t, "the leader gets the calls", func() bool { mustCall(t, c, get); return b.calls.Load() > 0 })
 		before := a.calls.Load()
 		mustCall(t, c, get)
 		if a.calls.Load() != before {
-			t.Error("a follower still gets calls")
+			t.Error("a follower still gets calls, want all calls at the leader")
 		}
 		b.grpc.Stop()
 		a.leader.Store("")
@@ -119,7 +119,7 @@ func TestLeaderHintsAreFollowed(t *testing.T) {
 			t.Error("the Conn must drop the former leader, but still has it")
 		}
 	})
-	t.Run("a connection without addresses causes no work", func(t *testing.T) {
+	t.Run("calls are not delayed by a leader's address at which nobody listens", func(t *testing.T) {
 		a := start(t, nil)
 		a.leader.Store(vacant(t))
 		c := dialTo(t, Options{Addrs: []string{a.addr}})
@@ -127,18 +127,18 @@ func TestLeaderHintsAreFollowed(t *testing.T) {
 			begin := time.Now()
 			mustCall(t, c, get)
 			if d := time.Since(begin); d > time.Second {
-				t.Fatalf("a call took %v", d)
+				t.Fatalf("a call took %v although the address of the named leader is one at which nobody listens, want at most 1 s", d)
 			}
 		}
 	})
-	t.Run("the address of the leader is taken from an error too", func(t *testing.T) {
+	t.Run("the leader's address is also taken from the trailer of an error", func(t *testing.T) {
 		a, b := start(t, nil), start(t, nil)
 		a.leader.Store(b.addr)
 		a.on(func(context.Context) error { return status.Error(codes.NotFound, "x") })
 		c := dialTo(t, Options{Addrs: []string{a.addr, b.addr}})
 		wantCode(t, call(c, get, 5*time.Second), codes.NotFound)
 		if c.Leader() != b.addr {
-			t.Errorf("leader %q, want %q", c.Leader(), b.addr)
+			t.Errorf("after an error that names the leader, the Conn knows leader %q, want %q", c.Leader(), b.addr)
 		}
 	})
 }
@@ -161,7 +161,7 @@ func TestOnlyCredibleHintsAreFollowed(t *testing.T) {
 		{"", "10.0.0.1:8085", false},
 	} {
 		if got := credible(tc.hint, tc.from); got != tc.want {
-			t.Errorf("credible returned the wrong result for leader address %q in an answer of %s: %v", tc.hint, tc.from, got)
+			t.Errorf("credible returned the wrong result for leader address %q in an answer of the replica at %s: %v", tc.hint, tc.from, got)
 		}
 	}
 }
@@ -196,7 +196,7 @@ func TestAHangingReplicaLosesItsCalls(t *testing.T) {
 		mustCall(t, c, apply)
 		t.Logf("the longest gap after a replica hung is %v", time.Since(begin))
 		if b.calls.Load() != 1 {
-			t.Errorf("the other replica got %d calls", b.calls.Load())
+			t.Errorf("the replica that does not hang got %d calls, want one", b.calls.Load())
 		}
 	})
 	t.Run("calls with short deadlines detect a hanging replica", func(t *testing.T) {
@@ -299,12 +299,12 @@ func TestOnlySafeCallsAreRepeated(t *testing.T) {
 		{"a call is repeated after Unavailable without a reason", status.Error(codes.Unavailable, "x"), 1, codes.OK},
 		{"NO_LEADER is retried", Error(codes.Unavailable, ReasonNoLeader, "x"), 1, codes.OK},
 		{"NOT_LEADER is retried", Error(codes.Unavailable, ReasonNotLeader, "x"), 1, codes.OK},
-		{"Unavailable with a reason of another kind is returned", Error(codes.Unavailable, "FROZEN", "x"), 0, codes.Unavailable},
+		{"Unavailable with any other Persys reason is returned to the caller", Error(codes.Unavailable, "FROZEN", "x"), 0, codes.Unavailable},
 		{"a call with an unknown outcome is repeated under the same id", UnknownOutcome("x"), 1, codes.OK},
-		{"a refusal is returned", status.Error(codes.FailedPrecondition, "x"), 0, codes.FailedPrecondition},
-		{"the error busy is returned", status.Error(codes.ResourceExhausted, "x"), 0, codes.ResourceExhausted},
-		{"DeadlineExceeded from inside the replica is returned", status.Error(codes.DeadlineExceeded, "x"), 0, codes.DeadlineExceeded},
-		{"an internal error is returned", status.Error(codes.Internal, "x"), 0, codes.Internal},
+		{"a refusal is returned to the caller", status.Error(codes.FailedPrecondition, "x"), 0, codes.FailedPrecondition},
+		{"the error ResourceExhausted of a busy replica is returned to the caller", status.Error(codes.ResourceExhausted, "x"), 0, codes.ResourceExhausted},
+		{"DeadlineExceeded of a deadline inside the replica is returned to the caller", status.Error(codes.DeadlineExceeded, "x"), 0, codes.DeadlineExceeded},
+		{"an internal error is returned to the caller", status.Error(codes.Internal, "x"), 0, codes.Internal},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			a, b := start(t, nil), start(t, nil)
@@ -336,7 +336,7 @@ func TestNoLeaderIsWaitedFor(t *testing.T) {
 	a.on(func(context.Context) error { return Error(codes.Unavailable, ReasonNoLeader, "no leader") })
 	err := call(c, apply, 300*time.Millisecond)
 	if status.Code(err) != codes.Unavailable || Reason(err) != ReasonNoLeader {
-		t.Errorf("the error is %v, want the replica's own error", err)
+		t.Errorf("a call without a leader returned %v, want the error of the replica", err)
 	}
 }
 
@@ -364,7 +364,7 @@ func TestALostAnswerIsAnUnknownOutcome(t *testing.T) {
 		t.Errorf("a call that reached no replica returned %v, want Unavailable and no unknown outcome", err)
 	}
 	if IsUnknownOutcome(nil) || IsUnknownOutcome(errors.New("x")) || !IsUnknownOutcome(errors.Join(UnknownOutcome("x"))) {
-		t.Error("IsUnknownOutcome must be true only for errors that wrap UnknownOutcome, but is not")
+		t.Error("IsUnknownOutcome must return true only for errors that wrap UnknownOutcome, but it returned true for another error or false for such an error")
 	}
 }
 
@@ -379,7 +379,7 @@ func TestCallsWithoutReceiptsAreNotRepeated(t *testing.T) {
 	})
 	c := dialTo(t, Options{Addrs: []string{vacant(t), a.addr, b.addr}})
 	if err := call(c, removeReplica, 5*time.Second); !IsUnknownOutcome(err) || a.calls.Load() != 1 || b.calls.Load() != 0 {
-		t.Errorf("a call without a receipt was made %d times, and again %d times; want it made once (error %v)", a.calls.Load(), b.calls.Load(), err)
+		t.Errorf("the first replica got a call without a receipt %d times and the second replica %d times, want one call in all (error %v)", a.calls.Load(), b.calls.Load(), err)
 	}
 	// The first two addresses are unreachable, so these replicas have not received the request, and the call must be
 	// tried at the third replica.
@@ -397,14 +397,14 @@ func TestMetadataOfCalls(t *testing.T) {
 		t.Errorf("a call without a deadline got the deadline %v", a.timeout)
 	}
 	if ids := a.seen(); len(ids) != 0 {
-		t.Errorf("a read must have no request id, but has %v", ids)
+		t.Errorf("a read must have no request id, but has the ids %v", ids)
 	}
 	ctx := metadata.AppendToOutgoingContext(t.Context(), KeyRequestID, "mine")
 	if err := c.Invoke(ctx, apply, req, rsp); err != nil {
 		t.Fatal(err)
 	}
 	if ids := a.seen(); !slices.Equal(ids, []string{"mine"}) {
-		t.Errorf("the request ids are %v, want the caller's own", ids)
+		t.Errorf("the attempts had the request ids %v, want the id that the caller has set", ids)
 	}
 }
 
@@ -473,7 +473,7 @@ func TestCloseEndsCalls(t *testing.T) {
 	testbed.Until(t, "the call is in progress", func() bool { return a.calls.Load() == 1 })
 	c.Close()
 	if err := <-done; err == nil {
-		t.Error("Close must end all calls, but a call still runs")
+		t.Error("Close returned while a call was still running, want all calls ended")
 	}
 	wantCode(t, call(c, apply, time.Second), codes.Canceled)
 	if err := c.Close(); err != nil {
@@ -504,7 +504,7 @@ func TestInvalidOptionsAreRefused(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if _, err := Dial(t.Context(), tc.opt); err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got %v, want %q", err, tc.want)
+				t.Errorf("Dial with these options returned %v, want an error that contains %q", err, tc.want)
 			}
 		})
 	}
@@ -553,7 +553,7 @@ func TestConnectionsRequireCertificates(t *testing.T) {
 				return
 			}
 			if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got %v, want %q", err, tc.want)
+				t.Errorf("the call returned %v, want Unavailable with the text %q", err, tc.want)
 			}
 		})
 	}
@@ -602,7 +602,7 @@ func TestLargeAnswersAreReceived(t *testing.T) {
 	served := make(chan struct{})
 	go func() { _ = s.Serve(l); close(served) }()
 	t.Cleanup(func() { s.Stop(); <-served })
-	const patience = 5 * time.Minute // with the race detector, on a busy machine
+	const patience = 5 * time.Minute // needed with the race detector on a busy machine
 	c := dialTo(t, Options{Addrs: []string{l.Addr().String()}, CallTimeout: patience, StallAfter: patience, ProbeTimeout: patience})
 	if _, err := controlv1.NewAgentControlClient(c).ListNodes(t.Context(), &controlv1.ListNodesRequest{}); err != nil {
 		t.Error(err)

@@ -36,7 +36,7 @@ func TestNoProxyIntoTheCluster(t *testing.T) {
 		}
 		select {
 		case <-asked:
-			t.Error("the connection went through the proxy")
+			t.Error("a connection to the cluster went through the HTTP proxy of the environment")
 		default:
 		}
 		return

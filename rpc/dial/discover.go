@@ -216,7 +216,8 @@ func (s *source) pause(ctx context.Context, wait time.Duration) bool {
 	return true
 }
 
-// store writes the known addresses to the cache file if they have changed. The caller holds s.mu.
+// store writes the known addresses to the cache file if the addresses have changed. The caller
+// holds s.mu.
 func (s *source) store() {
 	if s.file == "" || s.have.equal(s.stored) {
 		return

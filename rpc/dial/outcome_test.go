@@ -37,23 +37,23 @@ func TestPairsOfAnswers(t *testing.T) {
 			t.Run(answerNames[first]+", then "+answerNames[second], func(t *testing.T) {
 				var o Outcome
 				if got := o.After(first, false); got != row.first {
-					t.Fatalf("the step after the first answer is %d, want %d", got, row.first)
+					t.Fatalf("the step after the first answer of a call is %d, want %d", got, row.first)
 				}
 				if row.first != Repeat {
 					return
 				}
 				if got := o.After(second, false); got != row.then[i] {
-					t.Errorf("step %d, want %d", got, row.then[i])
+					t.Errorf("the step after the second answer is %d, want %d", got, row.then[i])
 				}
 				if got, want := o.Unknown(), first == Lost || second == Lost; got != want {
-					t.Errorf("unknown is %v, want %v", got, want)
+					t.Errorf("after the second answer, Unknown returned %v, want %v", got, want)
 				}
 				if second == Lost {
 					return
 				}
 				// A third answer leads to the same step as a second answer.
 				if row.then[i] == Repeat && o.After(Refusal, false) != map[bool]Step{true: Doubt, false: Return}[first == Lost] {
-					t.Error("the outcome must stay unknown after the first attempt, but counts as known")
+					t.Error("a refusal of the third attempt must end the call: with an unknown outcome if the first answer was lost, and otherwise with the refusal")
 				}
 			})
 		}
@@ -66,7 +66,7 @@ func TestPairsOfAnswers(t *testing.T) {
 				want = Doubt
 			}
 			if got := o.After(a, true); got != want {
-				t.Errorf("step %d after %s, want %d", got, answerNames[a], want)
+				t.Errorf("a call without a receipt continues with step %d after the answer %s, want %d", got, answerNames[a], want)
 			}
 		}
 	})
@@ -82,11 +82,11 @@ func TestAnswersOfAttempts(t *testing.T) {
 		change, read       Answer // expected class of the answer to a mutation and to a read
 	}{
 		{"a success", nil, good, true, false, false, Final, Final},
-		{"a refusal in an answer, made before anything was proposed", nil, bad, true, false, false, Refusal, Final},
-		{"a refusal in an answer, made by the state machine", nil, bad, true, true, false, Final, Final},
-		{"one refusal in the answer to a batch", nil, &clusterv1.ApplyWorkloadsResponse{Results: []*controlv1.ApplyWorkloadResponse{good, bad}}, true, false, false, Refusal, Final},
-		{"an error that is a refusal by the state machine", status.Error(codes.FailedPrecondition, "x"), nil, true, true, false, Final, Final},
-		{"an error that is a refusal before anything was proposed", status.Error(codes.FailedPrecondition, "x"), nil, true, false, false, Refusal, Final},
+		{"a response with a refusal from before anything was proposed", nil, bad, true, false, false, Refusal, Final},
+		{"a response with a refusal by the state machine", nil, bad, true, true, false, Final, Final},
+		{"a response to a batch in which one request is refused", nil, &clusterv1.ApplyWorkloadsResponse{Results: []*controlv1.ApplyWorkloadResponse{good, bad}}, true, false, false, Refusal, Final},
+		{"a gRPC error with a refusal by the state machine", status.Error(codes.FailedPrecondition, "x"), nil, true, true, false, Final, Final},
+		{"a gRPC error with a refusal from before anything was proposed", status.Error(codes.FailedPrecondition, "x"), nil, true, false, false, Refusal, Final},
 		{"a missing permission", status.Error(codes.PermissionDenied, "x"), nil, true, false, false, Refusal, Final},
 		{"busy", status.Error(codes.ResourceExhausted, "x"), nil, true, false, false, Busy, Final},
 		{"no leader", Error(codes.Unavailable, ReasonNoLeader, "x"), nil, true, false, false, Elsewhere, Elsewhere},
@@ -94,9 +94,9 @@ func TestAnswersOfAttempts(t *testing.T) {
 		{"a connection that broke before the call was sent", status.Error(codes.Unavailable, "x"), nil, false, false, false, Elsewhere, Elsewhere},
 		{"a connection that broke after the call was sent", status.Error(codes.Unavailable, "x"), nil, true, false, false, Lost, Elsewhere},
 		{"an unknown outcome", UnknownOutcome("x"), nil, true, false, false, Lost, Final},
-		{"the caller's deadline", status.Error(codes.DeadlineExceeded, "x"), nil, true, false, true, TimeUp, TimeUp},
+		{"the caller's deadline has passed", status.Error(codes.DeadlineExceeded, "x"), nil, true, false, true, TimeUp, TimeUp},
 		{"a call that the caller gave up", status.Error(codes.Canceled, "x"), nil, true, false, true, TimeUp, TimeUp},
-		{"a deadline inside the replica", status.Error(codes.DeadlineExceeded, "x"), nil, true, false, false, Refusal, Final},
+		{"a deadline inside the replica has passed", status.Error(codes.DeadlineExceeded, "x"), nil, true, false, false, Refusal, Final},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			if got := answerTo(c.err, c.reply, true, c.sent, c.judged, c.over); got != c.change {
@@ -145,7 +145,7 @@ func TestTheSecondAnswerAfterALostOne(t *testing.T) {
 			err := call(dialTo(t, Options{Addrs: []string{a.addr, b.addr}}), apply, time.Second)
 			wantCode(t, err, c.code)
 			if IsUnknownOutcome(err) != c.unknown {
-				t.Errorf("whether the outcome is unknown: %v, want %v; error %v", !c.unknown, c.unknown, err)
+				t.Errorf("after a lost first answer and this second answer, whether the outcome is unknown is %v, want %v; error %v", !c.unknown, c.unknown, err)
 			}
 			if a.calls.Load() != 1 {
 				t.Errorf("the first replica got %d calls, want 1", a.calls.Load())

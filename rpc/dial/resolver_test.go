@@ -58,7 +58,7 @@ func TestAResolverFindsTheSchedulers(t *testing.T) {
 	// does not retry.
 	testbed.Until(t, "the connection finds the schedulers at their new addresses", func() bool { return plainCall(t, cc, 10*time.Second) == nil })
 	if b.calls.Load() == 0 {
-		t.Error("the new replica got no call")
+		t.Error("the replica at the new address got no call")
 	}
 }
 
@@ -73,7 +73,7 @@ func TestEndpointsKeepTheirNames(t *testing.T) {
 	// If a Conn gets its endpoints from another Conn, it gets their names too.
 	for _, c := range []*Conn{c, dialTo(t, Options{Endpoints: c.Endpoints(), Addrs: []string{"192.0.2.1"}})} {
 		if got := c.Endpoints(); len(got) != 1 || !got[0].Equal(want) {
-			t.Errorf("got %+v, want %+v", got, want)
+			t.Errorf("the Conn has the endpoints %+v, want %+v", got, want)
 		}
 	}
 }
@@ -94,7 +94,7 @@ func TestResolverReportsTheFault(t *testing.T) {
 			cc.Close()
 		}
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", target, err, want)
+			t.Errorf("the resolver returned %[2]v for target %[1]s, want an error that contains %[3]q", target, err, want)
 		}
 	}
 }

@@ -241,7 +241,7 @@ func vacant(t testing.TB) string {
 func wantCode(t testing.TB, err error, want codes.Code) {
 	t.Helper()
 	if status.Code(err) != want {
-		t.Fatalf("got %v, want %v", err, want)
+		t.Fatalf("the call returned %v, want code %v", err, want)
 	}
 }
 

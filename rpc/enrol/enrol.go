@@ -42,8 +42,8 @@ type Options struct {
 	Role     pki.Role
 	Name     string
 	Hosts    []string // names and addresses of this program for its certificate
-	// Keep is called to store further fields of the scheduler's answer; nil stores none. If Keep fails, the
-	// join fails.
+	// Keep is called to store further fields of the scheduler's answer; with nil, Join stores no further
+	// fields. If Keep fails, the join fails.
 	Keep func(*clusterv1.EnrolResponse) error
 	// Reissues is set if the program can replace an expired certificate by itself, without a scheduler,
 	// whose own certificate may have expired too.

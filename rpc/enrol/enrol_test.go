@@ -85,7 +85,7 @@ func TestRevocationsReachProgramsWithFiles(t *testing.T) {
 		go func() { k.Run(ctx); close(ended) }()
 		synctest.Wait()
 		if conn.asked != 1 {
-			t.Errorf("the scheduler got %d requests at the start, want 1", conn.asked)
+			t.Errorf("the scheduler got %d requests for the trust bundle at the start, want 1", conn.asked)
 		}
 		conn.mu.Lock()
 		conn.answer = &clusterv1.BundleResponse{Version: "2", Revocations: []*clusterv1.Revocation{
@@ -200,7 +200,7 @@ func TestACertificateIsRenewedAtANewAddress(t *testing.T) {
 			}
 		}
 		if conn.asked != c.asked {
-			t.Errorf("with the hosts %v the scheduler got %d requests for another certificate, want %d", c.hosts, conn.asked, c.asked)
+			t.Errorf("for a program with the hosts %v the scheduler got %d requests for another certificate, want %d", c.hosts, conn.asked, c.asked)
 		}
 	}
 }
@@ -222,7 +222,7 @@ func TestMissingHostsAreRequestedOnce(t *testing.T) {
 			}
 		}
 		if want := []int{1, 1, 2}[start]; conn.asked != want {
-			t.Errorf("at start %d the scheduler got %d requests, want %d", start+1, conn.asked, want)
+			t.Errorf("after start %d of the program the scheduler got %d requests for a renewal, want %d", start+1, conn.asked, want)
 		}
 	}
 }
@@ -294,6 +294,6 @@ func TestAJoinerNamesTheAddressesThatDoNotAnswer(t *testing.T) {
 		t.Errorf("the status lines are %q, want 3 lines: the addresses, why each does not answer, and that the join failed", lines)
 	}
 	if err == nil || !strings.Contains(err.Error(), why) || !strings.Contains(logged.String(), why) {
-		t.Errorf("the error is %v, the log %s; want both to say %s", err, logged.String(), why)
+		t.Errorf("the error of Join is %v, the log %s; want the text %s in both", err, logged.String(), why)
 	}
 }

@@ -44,18 +44,18 @@ func TestEnterLimitsTheCallsOfAPeer(t *testing.T) {
 	}
 	open[0].Leave()
 	if _, err := p.Enter(a); err != nil {
-		t.Errorf("a call after another has ended returned %v, want success", err)
+		t.Errorf("a call of peer a after another of its calls has ended returned %v, want success", err)
 	}
 	if _, err := p.Enter(a); !errors.Is(err, ErrRate) {
-		t.Errorf("the eleventh call within a second returned %v, want ErrRate", err)
+		t.Errorf("the eleventh call of peer a within a second returned %v, want ErrRate", err)
 	}
 	if _, err := p.Enter(b); err != nil {
-		t.Errorf("a call of another peer returned %v, want success", err)
+		t.Errorf("a call of peer b returned %v, want success", err)
 	}
 	now = now.Add(time.Second)
 	open[1].Leave()
 	if _, err := p.Enter(a); err != nil {
-		t.Errorf("a call a second later returned %v, want success", err)
+		t.Errorf("a call of peer a one second later returned %v, want success", err)
 	}
 	if got := strings.Join(said, " "); got != "concurrency rate" {
 		t.Errorf("the refusals had the reasons %s, want concurrency and rate", got)
@@ -69,7 +69,7 @@ func TestEnterLimitsTheCallsOfAPeer(t *testing.T) {
 		p.peers[Peer{"host", fmt.Sprint(i)}].Leave()
 	}
 	if p.peers[a] == nil || p.peers[b] == nil || len(p.peers) > forgetAt+12 {
-		t.Errorf("peer a is %v, peer b is %v, and there are %d peers in all; want both, and the idle peers dropped", p.peers[a], p.peers[b], len(p.peers))
+		t.Errorf("peer a is %v, peer b is %v, and there are %d peers in all; want both peers, and the idle peers forgotten", p.peers[a], p.peers[b], len(p.peers))
 	}
 	now = now.Add(2 * forgetAfter)
 	if _, err := p.Enter(Peer{"host", "new"}); err != nil || len(p.peers) > 3 {
@@ -185,7 +185,7 @@ func TestHostOfAddresses(t *testing.T) {
 		{&net.UnixAddr{Name: "/run/x.sock", Net: "unix"}, "/run/x.sock"},
 	} {
 		if got := HostOf(tt.at); got != tt.want {
-			t.Errorf("%v: %q, want %q", tt.at, got, tt.want)
+			t.Errorf("the host of address %v is %q, want %q", tt.at, got, tt.want)
 		}
 	}
 }
@@ -203,7 +203,7 @@ func TestAFloodOfConnectionsIsClosed(t *testing.T) {
 		}
 	}
 	if closed != 180 || refused(ReasonHost) != 180 {
-		t.Errorf("%d of 200 connections of one host were closed and %d counted; want 180", closed, refused(ReasonHost))
+		t.Errorf("%d of 200 connections of one host were closed and %d refusals were counted; want 180 of both", closed, refused(ReasonHost))
 	}
 	if err := check(t, addr); err != nil {
 		t.Errorf("a client of another host must be served, but got: %v", err)
@@ -211,7 +211,7 @@ func TestAFloodOfConnectionsIsClosed(t *testing.T) {
 	for _, c := range flood[:20] {
 		_ = c.Close()
 	}
-	testbed.Until(t, "a new connection of the host after its old ones were closed", func() bool {
+	testbed.Until(t, "the host can connect again after its old connections were closed", func() bool {
 		return !closedWithin(t, dialFrom(t, "127.0.0.2", addr), 50*time.Millisecond)
 	})
 }

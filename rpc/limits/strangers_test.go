@@ -80,17 +80,17 @@ func TestStrangersHaveFewPlaces(t *testing.T) {
 	first := r.enters("127.0.0.2")
 	r.enters("127.0.0.3")
 	if c := dialFrom(t, "127.0.0.4", r.addr); !closedWithin(t, c, 10*time.Second) {
-		t.Error("a third stranger of one network is not disconnected")
+		t.Error("the third connection without a client certificate from one network is still open, want it closed")
 	}
 	r.enters("127.0.1.2")
 	r.enters("127.0.1.3")
 	if !closedWithin(t, first, 10*time.Second) {
-		t.Error("the oldest stranger is not disconnected")
+		t.Error("the oldest connection without a client certificate is still open, want it closed")
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if n := r.refused[ReasonStrangers]; n != 2 {
-		t.Errorf("%d refusals were counted, want 2", n)
+		t.Errorf("%d refusals of connections without a client certificate were counted, want 2", n)
 	}
 }
 
@@ -103,17 +103,17 @@ func TestAHostWithACertificateIsNoStranger(t *testing.T) {
 	}
 	r.enters("127.0.0.3")
 	if c := dialFrom(t, "127.0.0.4", r.addr); !closedWithin(t, c, 10*time.Second) {
-		t.Error("a second stranger of one network is not disconnected")
+		t.Error("the second connection without a client certificate from one network is still open, want it closed")
 	}
 }
 
 func TestAStrangerLeavesInTime(t *testing.T) {
 	r := newRoom(t, Limits{Connections: 100, Strangers: 3, StrangersPerNetwork: 3, StrangerLife: 50 * time.Millisecond})
 	if c := r.enters("127.0.0.2"); !closedWithin(t, c, 10*time.Second) {
-		t.Error("the connection of a stranger stays open beyond its time limit")
+		t.Error("a connection without a client certificate stays open beyond StrangerLife")
 	}
 	l := r.last().l
-	testbed.Within(t, 10*time.Second, "the place of a closed connection to be free", func() error {
+	testbed.Within(t, 10*time.Second, "a closed connection is no longer counted", func() error {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if l.all != 0 || l.strangers.order.Len() != 0 || len(l.strangers.networks) != 0 {
@@ -132,11 +132,11 @@ func TestHostsThatShowedACertificateAreForgotten(t *testing.T) {
 	}
 	s.identify(&conn{host: "one more"})
 	if s.known.Has("one more", now) || s.known.Len() != maxKnown {
-		t.Errorf("%d hosts that showed a certificate are remembered, want one", s.known.Len())
+		t.Errorf("%d hosts that showed a certificate are remembered, want maxKnown and not the host above this maximum", s.known.Len())
 	}
 	now = now.Add(hosts.KnownFor)
 	s.identify(&conn{host: "one more"})
 	if !s.known.Has("one more", now) || s.known.Len() != 1 {
-		t.Errorf("%d hosts with a certificate are remembered an hour later", s.known.Len())
+		t.Errorf("%d hosts with a certificate are remembered after hosts.KnownFor, want only the host that has just shown a certificate", s.known.Len())
 	}
 }

@@ -21,7 +21,7 @@ func TestOfferedSubtractsTheReservation(t *testing.T) {
 		{100, 200, 80, 0}, {math.MaxInt64, 0, 50, math.MaxInt64 / 2}, {-5, 0, 80, -5}, {0, 0, 80, 0},
 	} {
 		if got := offered(&controlv1.NodeCapabilities{ResourceThresholdPercent: c.percent}, c.total, c.reserved); got != c.want {
-			t.Errorf("the case %+v offers %d to workloads, want %d", c, got, c.want)
+			t.Errorf("a node with the capacity %+v offers %d to workloads, want %d", c, got, c.want)
 		}
 	}
 	cmd, _ := Registration(fsm.New(), "", "node-a", "h:1", &controlv1.RegisterNodeRequest{Capabilities: &controlv1.NodeCapabilities{
@@ -29,7 +29,7 @@ func TestOfferedSubtractsTheReservation(t *testing.T) {
 		StoragePools: []*controlv1.StoragePool{{Name: "root", TotalGb: 100}, {Name: "fast", TotalGb: 100}},
 	}})
 	if cmd.CpuMillicores != 2400 || cmd.MemoryMib != 800 || cmd.Pools[0].TotalGb != 64 || cmd.Pools[1].TotalGb != 80 {
-		t.Errorf("the command is %v, want the totals without the reservations, times the threshold", cmd)
+		t.Errorf("the command is %v, want the totals minus the reservations, times the threshold", cmd)
 	}
 }
 
@@ -40,7 +40,7 @@ func TestUsageOfUnknownPoolsIsIgnored(t *testing.T) {
 		{Name: "root", UsedGb: 7}, {Name: "fast", UsedGb: -1}, {Name: "nobody's", UsedGb: 9}, {Name: "root", UsedGb: 8},
 	}})
 	if len(got) != 2 || got["root"] != 8 || got["fast"] != 0 {
-		t.Errorf("the usage of pools is %v, want 8 GB in root and 0 in fast", got)
+		t.Errorf("the usage of the storage pools is %v, want 8 GB in pool root and 0 in pool fast", got)
 	}
 	if got := poolsUsed(n, &controlv1.NodeUsage{}); got != nil {
 		t.Errorf("a node that reports no pools must have none, but has %v", got)
@@ -52,6 +52,6 @@ func TestUsageOfUnknownPoolsIsIgnored(t *testing.T) {
 func TestDiskLimitOfAReport(t *testing.T) {
 	got := used([]*controlv1.WorkloadUsageSnapshot{{DiskLimitBytes: 5, DiskCapped: true}, {DiskLimitBytes: -5}})
 	if got[0].DiskLimit != 5 || !got[0].DiskCapped || got[1].DiskLimit != 0 || got[1].DiskCapped {
-		t.Errorf("the disk limits are %+v, want 5 with its cap, and none", got)
+		t.Errorf("the disk limits are %+v, want 5 GB with its cap for the possible limit, and no limit for the impossible one", got)
 	}
 }

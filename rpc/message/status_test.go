@@ -54,7 +54,7 @@ func TestLongStatusTextsAreCut(t *testing.T) {
 		t.Errorf("a status has a message of %d bytes, a code of %d, %d addresses and %d ports, want at most the limits", len(o.Message), len(o.Code), len(o.Addresses), len(o.Ports))
 	}
 	if !utf8.ValidString(o.Message) {
-		t.Error("the message must not be cut inside a character, but was")
+		t.Error("the message of the status was cut inside a character")
 	}
 }
 
@@ -79,7 +79,7 @@ func TestWorkloadUsageThatCannotBe(t *testing.T) {
 	for i, want := range []string{"0 0 0", fmt.Sprint(float64(bounds.MaxCPU/10), 7, 0), "0 0 0"} {
 		u := got[i]
 		if text := fmt.Sprint(u.CPUPercent, u.Memory, u.DiskRead+u.NetReceived); text != want {
-			t.Errorf("%s: %s, want %s", u.Workload, text, want)
+			t.Errorf("the usage of workload %q is %s, want %s", u.Workload, text, want)
 		}
 	}
 }
@@ -97,9 +97,9 @@ func TestHeldVolumes(t *testing.T) {
 	}
 	got = heldVolumes("n1", report)
 	is(t, "volumes", len(got.GetVolumes()), maxHeldVolumes)
-	is(t, "complete with too many", got.GetComplete(), false)
+	is(t, "whether a report with too many volumes counts as complete", got.GetComplete(), false)
 	if heldVolumes("n1", nil) != nil {
-		t.Error("a heartbeat without a report of volumes must not report that there are none")
+		t.Error("a heartbeat without a report of volumes became a command, as if the node had no volumes")
 	}
 }
 
