@@ -21,6 +21,6 @@ func TestToAgentSkipsReservedMetadata(t *testing.T) {
 		return c
 	}())
 	if more, _ := Content(s, testKey(t)); more == plain {
-		t.Error("the content must cover all labels in the metadata, so that stored hashes stay the same")
+		t.Error("the content hash must depend on every label in the metadata, so that stored hashes stay valid")
 	}
 }

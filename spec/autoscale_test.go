@@ -19,13 +19,13 @@ func TestAutoscaleInFiles(t *testing.T) {
 		want       int
 		desired    string
 	}{
-		{"a new group", "", nil, 2, "Running"},
-		{"a new group with a count", "count: 4\n", nil, 4, "Running"},
-		{"a group in the limits", "", n(5), 5, "Running"},
-		{"a group in the limits with a count", "count: 4\n", n(5), 5, "Running"},
-		{"a group above max", "", n(9), 6, "Running"},
-		{"a group below min", "", n(1), 2, "Running"},
-		{"a stopped group", "count: 4\n", n(0), 1, "Stopped"},
+		{"a new group gets min members", "", nil, 2, "Running"},
+		{"a new group with a count gets the count", "count: 4\n", nil, 4, "Running"},
+		{"a group between min and max keeps its members", "", n(5), 5, "Running"},
+		{"a group between min and max keeps its members, although the file has a count", "count: 4\n", n(5), 5, "Running"},
+		{"a group above max gets max members", "", n(9), 6, "Running"},
+		{"a group below min gets min members", "", n(1), 2, "Running"},
+		{"a group that was scaled to 0 stays stopped", "count: 4\n", n(0), 1, "Stopped"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := PrepareWith(parseOne(t, autoscaled+c.text), nil, Defaults{Members: c.present})
@@ -34,7 +34,7 @@ func TestAutoscaleInFiles(t *testing.T) {
 			}
 			put := p.Command.GetPutWorkloads()
 			if len(put.GetWorkloads()) != c.want || put.GetWorkloads()[0].GetDesired() != c.desired {
-				t.Errorf("the command has %d workloads, desired %s, want %d, %s", len(put.GetWorkloads()), put.GetWorkloads()[0].GetDesired(), c.want, c.desired)
+				t.Errorf("the command has %d workloads with desired state %s, want %d with desired state %s", len(put.GetWorkloads()), put.GetWorkloads()[0].GetDesired(), c.want, c.desired)
 			}
 			present := 0
 			if c.present != nil {
@@ -44,7 +44,7 @@ func TestAutoscaleInFiles(t *testing.T) {
 				t.Errorf("the command has the condition %v on the number of members, want %d", put.IfMembers, present)
 			}
 			if a := put.GetWorkloads()[0].GetDemand().GetAutoscale(); a.GetMin() != 2 || a.GetMax() != 6 || a.GetCpu() != 70 {
-				t.Errorf("the demand has the autoscaler %v, want that of the file", a)
+				t.Errorf("the demand of the first member has the autoscaler settings %v, want those of the file: min 2, max 6, cpu 70", a)
 			}
 		})
 	}
@@ -62,7 +62,7 @@ func TestAutoscaleIsNoContent(t *testing.T) {
 		return p.Content
 	}
 	if content(autoscaled) != content(strings.Replace(autoscaled, "max: 6", "max: 7", 1)) {
-		t.Error("other limits of the autoscaler change the content")
+		t.Error("another maximum of the autoscaler changes the content hash, want the same hash")
 	}
 	p, err := Prepare(parseOne(t, autoscaled), nil)
 	if err != nil {
@@ -73,32 +73,32 @@ func TestAutoscaleIsNoContent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d := DemandOf("web-0", stored); d.GetAutoscale().GetMax() != 6 {
-		t.Errorf("the demand of the stored specification is %v, want one with the limits", d)
+		t.Errorf("the demand of the stored specification is %v, want one with the autoscaler's max of 6", d)
 	}
 }
 
 // TestAutoscaleFaults: invalid settings of the autoscaler are refused, and the error names the line.
 func TestAutoscaleFaults(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
-		{"min of 0", strings.Replace(autoscaled, "min: 2", "min: 0", 1), "file.yaml:2:18: autoscale.min: must be 1 to 1000"},
-		{"no min", strings.Replace(autoscaled, "min: 2, ", "", 1), "autoscale.min: must be 1 to 1000"},
-		{"max above the limit", strings.Replace(autoscaled, "max: 6", "max: 1001", 1), "autoscale.max: must be 1 to 1000"},
-		{"max below min", strings.Replace(autoscaled, "max: 6", "max: 1", 1), "autoscale.max: must be at least min, 2"},
-		{"cpu above 80", strings.Replace(autoscaled, "cpu: 70", "cpu: 81", 1), "autoscale.cpu: must be 1 to 80: resources.cpu also limits the CPU use"},
-		{"no cpu", strings.Replace(autoscaled, ", cpu: 70", "", 1), "autoscale.cpu: must be 1 to 80"},
-		{"a misspelt field", strings.Replace(autoscaled, "max: 6", "maximum: 6", 1), `unknown field "maximum"`},
-		{"a count outside of the limits", autoscaled + "count: 7\n", "file.yaml:5:8: count: must be between min and max of autoscale, 2 and 6"},
-		{"a count of 0", autoscaled + "count: 0\n", "count: must be between min and max"},
-		{"a job", autoscaled + "kind: job\n", "autoscale: is for services"},
-		{"a system workload", autoscaled + "kind: system\n", "autoscale: is for services"},
-		{"a stack", "id: web\nautoscale: {min: 2, max: 6, cpu: 70}\ncompose: {inline: 'services: {a: {image: b}}'}\n", "autoscale: is for containers"},
-		{"local data", strings.Replace(autoscaled, "image: a", "image: a, managed_volumes: [{name: d, path: /d, size: 1Gi}]", 1), "autoscale: is not for workloads with data that only their node keeps (volume d)"},
-		{"another group", autoscaled + "group: other\n", "group: must be empty or"},
+		{"an autoscaler with a min of 0", strings.Replace(autoscaled, "min: 2", "min: 0", 1), "file.yaml:2:18: autoscale.min: must be 1 to 1000"},
+		{"an autoscaler without a min", strings.Replace(autoscaled, "min: 2, ", "", 1), "autoscale.min: must be 1 to 1000"},
+		{"an autoscaler with a max above 1000", strings.Replace(autoscaled, "max: 6", "max: 1001", 1), "autoscale.max: must be 1 to 1000"},
+		{"an autoscaler whose max is below its min", strings.Replace(autoscaled, "max: 6", "max: 1", 1), "autoscale.max: must be at least min, 2"},
+		{"an autoscaler with a CPU target above 80 percent", strings.Replace(autoscaled, "cpu: 70", "cpu: 81", 1), "autoscale.cpu: must be 1 to 80: resources.cpu also limits the CPU use"},
+		{"an autoscaler without a CPU target", strings.Replace(autoscaled, ", cpu: 70", "", 1), "autoscale.cpu: must be 1 to 80"},
+		{"an autoscaler with a misspelt field", strings.Replace(autoscaled, "max: 6", "maximum: 6", 1), `unknown field "maximum"`},
+		{"a count outside of the autoscaler's min and max", autoscaled + "count: 7\n", "file.yaml:5:8: count: must be between min and max of autoscale, 2 and 6"},
+		{"a count of 0 with an autoscaler", autoscaled + "count: 0\n", "count: must be between min and max"},
+		{"an autoscaler of a job", autoscaled + "kind: job\n", "autoscale: is for services"},
+		{"an autoscaler of a system workload", autoscaled + "kind: system\n", "autoscale: is for services"},
+		{"an autoscaler of a Compose stack", "id: web\nautoscale: {min: 2, max: 6, cpu: 70}\ncompose: {inline: 'services: {a: {image: b}}'}\n", "autoscale: is for containers"},
+		{"an autoscaler of a workload with local data", strings.Replace(autoscaled, "image: a", "image: a, managed_volumes: [{name: d, path: /d, size: 1Gi}]", 1), "autoscale: is not for workloads with data that only their node keeps (volume d)"},
+		{"an autoscaler of a workload that names another group", autoscaled + "group: other\n", "group: must be empty or"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := Parse("file.yaml", []byte(c.text), Options{})
 			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("the error is %v, want one with %q", err, c.want)
+				t.Errorf("Parse returned error %v, want an error that contains %q", err, c.want)
 			}
 		})
 	}
@@ -112,14 +112,14 @@ func TestAutoscaleNeedsCPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := PrepareWith(docs[0].Request, nil, Defaults{CPU: 100}); err != nil {
-		t.Errorf("with a CPU request from the policy's defaults the error is %v, want none", err)
+		t.Errorf("PrepareWith with a CPU request from the policy's defaults returned error %v, want none", err)
 	}
 	_, err = PrepareWith(docs[0].Request, nil, Defaults{})
 	if err == nil {
-		t.Fatal("a workload without a CPU request is accepted")
+		t.Fatal("an autoscaler of a workload without a CPU request must be refused, but was accepted")
 	}
 	if got, want := docs[0].Locate(err.Error()), "file.yaml:2:13: autoscale: needs resources.cpu"; !strings.Contains(got, want) {
-		t.Errorf("the error is %q, want one with %q", got, want)
+		t.Errorf("the error for an autoscaler without a CPU request is %q, want one that contains %q", got, want)
 	}
 }
 
@@ -129,9 +129,9 @@ func TestAutoscaleMaxFitsOneCommand(t *testing.T) {
 	large := "id: web\nautoscale: {min: 2, max: 6, cpu: 70}\nresources: {cpu: 500m}\ncontainer: {image: a, command: [" + strings.Repeat("a", 100_000) + ", " + strings.Repeat("b", 100_000) + "]}\n"
 	_, err := Prepare(parseOne(t, large), nil)
 	if err == nil || !strings.Contains(err.Error(), "spec.autoscale.max: makes a command of") {
-		t.Errorf("a max of 6 members of 200,000 bytes each returned %.200v, want an error", err)
+		t.Errorf("an autoscaler with a max of 6 members of 200,000 bytes each returned %.200v, want an error", err)
 	}
 	if _, err := Prepare(parseOne(t, strings.Replace(large, "max: 6", "max: 4", 1)), nil); err != nil {
-		t.Errorf("a max of 4 members is refused: %v", err)
+		t.Errorf("an autoscaler with a max of 4 members of 200,000 bytes each must be accepted, but was refused: %v", err)
 	}
 }

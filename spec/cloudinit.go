@@ -51,7 +51,7 @@ func userDataRule(given string, depth int) string {
 	case strings.HasPrefix(text, "\ufeff"):
 		return "begins with a byte order mark, which cloud-init does not take: save the file as UTF-8 without it"
 	}
-	if line, column, rule := engine.NotText([]byte(text)); rule != "" { // check decoded text here; other text was checked before
+	if line, column, rule := engine.NotText([]byte(text)); rule != "" { // check only text that was decoded here; text that came in plain form was checked before
 		return fmt.Sprintf("line %d:%d: %s", line, column, rule)
 	}
 	first, rest, _ := strings.Cut(text, "\n")

@@ -82,7 +82,7 @@ func TestFormsOfUserData(t *testing.T) {
 		"headers without an end":                  {"MIME-Version: 1.0\nContent-Type: text/plain", "must begin with a line"},
 	} {
 		if got := cloudInitRule("user_data", c.text); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
-			t.Errorf("%s: the rule is %q, want %q", name, got, c.want)
+			t.Errorf("user data of the case \"%s\" breaks the rule %q, want %q", name, got, c.want)
 		}
 	}
 	if got := cloudInitRule("vendor_data", encoded("#cloud-config\n")); !strings.Contains(got, "must begin with a line") {
@@ -95,16 +95,16 @@ func TestFormsOfUserData(t *testing.T) {
 func TestCloudInitInFiles(t *testing.T) {
 	const file = "id: v\nvm:\n  cpus: 2\n  memory: 1Gi\n  image: /x.qcow2\n  disks: [{size: 1Gi}]\n  cloud_init: {user_data_file: init.yaml}\n"
 	for name, c := range map[string]struct{ text, want string }{
-		"a configuration":            {"#cloud-config\npackages: [vim]\n", ""},
-		"Windows line ends":          {"#cloud-config\r\npackages: [vim]\r\n", ""},
-		"a byte order mark":          {"\ufeff#cloud-config\n", "begins with a byte order mark"},
-		"Latin-1":                    {"#cloud-config\na: caf\xe9\n", "line 2:7 of the file: is not UTF-8"},
-		"UTF-16":                     {"\xff\xfe#\x00", "line 1:1 of the file: is UTF-16"},
-		"NUL":                        {"#cloud-config\na: \x00\n", "line 2:4 of the file: contains a NUL byte"},
-		"gzip":                       {"\x1f\x8b\x08", "is compressed with gzip"},
-		"a key twice":                {"#cloud-config\nusers: []\nusers: [a]\n", "line 3"},
-		"no first line":              {"packages: [vim]\n", "must begin with a line"},
-		"more than cloud-init takes": {"#cloud-config\n#" + strings.Repeat("x", maxCloudInit), "at most 262144"},
+		"a configuration":                     {"#cloud-config\npackages: [vim]\n", ""},
+		"Windows line ends":                   {"#cloud-config\r\npackages: [vim]\r\n", ""},
+		"a byte order mark":                   {"\ufeff#cloud-config\n", "begins with a byte order mark"},
+		"Latin-1":                             {"#cloud-config\na: caf\xe9\n", "line 2:7 of the file: is not UTF-8"},
+		"UTF-16":                              {"\xff\xfe#\x00", "line 1:1 of the file: is UTF-16"},
+		"a NUL byte":                          {"#cloud-config\na: \x00\n", "line 2:4 of the file: contains a NUL byte"},
+		"gzip":                                {"\x1f\x8b\x08", "is compressed with gzip"},
+		"the same key twice":                  {"#cloud-config\nusers: []\nusers: [a]\n", "line 3"},
+		"no first line that cloud-init knows": {"packages: [vim]\n", "must begin with a line"},
+		"more bytes than the limit":           {"#cloud-config\n#" + strings.Repeat("x", maxCloudInit), "at most 262144"},
 	} {
 		docs, err := Documents("vm.yaml", []byte(file), Options{ReadFile: func(string) ([]byte, error) { return []byte(c.text), nil }})
 		text := ""
@@ -117,7 +117,7 @@ func TestCloudInitInFiles(t *testing.T) {
 			}
 		}
 		if (text == "") != (c.want == "") || !strings.Contains(text, c.want) || text != "" && !strings.HasPrefix(text, "vm.yaml:7:") {
-			t.Errorf("%s: the error is %q, want %q at line 7 of the specification", name, text, c.want)
+			t.Errorf("a cloud-init file with %s: the error is %q, want %q at line 7 of the specification", name, text, c.want)
 		}
 	}
 }
@@ -132,7 +132,7 @@ func TestCloudInitThatTheGuestWouldIgnore(t *testing.T) {
 		{"user_data", "## template: jinja\n#cloud-config\na: {{ b }}\n", ""},
 		{"user_data", "Content-Type: multipart/mixed; boundary=x\n\n--x--\n", "without the header MIME-Version"},
 		{"user_data", "I2Nsb3VkLWNvbmZpZwp1c2VyczogW10K", ""},                         // base64 of #cloud-config
-		{"user_data", "H4sIAAAAAAAAA1POyS9N0U3Oz0vLTOcCAM5l2ZIOAAAA", "gzip"},         // user data that was compressed by gzip and then encoded in base64
+		{"user_data", "H4sIAAAAAAAAA1POyS9N0U3Oz0vLTOcCAM5l2ZIOAAAA", "gzip"},         // user data that was compressed with gzip and then encoded as base64
 		{"user_data", "\x1f\x8b\x08", "gzip"},                                         //
 		{"user_data", "\ufeff#cloud-config\n", "byte order mark"},                     //
 		{"user_data", "packages: [vim]\n", "must begin with a line"},                  //
@@ -159,7 +159,7 @@ func TestCloudInitThatTheGuestWouldIgnore(t *testing.T) {
 		{"user_data", " \n", ""},
 	} {
 		if got := cloudInitRule(c.part, c.text); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
-			t.Errorf("case %s, text %q: the rule is %q, want %q", c.part, c.text, got, c.want)
+			t.Errorf("the cloud-init document %s with text %q breaks the rule %q, want the rule %q", c.part, c.text, got, c.want)
 		}
 	}
 }

@@ -26,8 +26,8 @@ type Sealer interface {
 // ErrNoKey is returned if the specification holds secrets and there is no key to seal them.
 var ErrNoKey = errors.New("the specification holds secrets, and this scheduler has no sealing key")
 
-// contentHeader is the version of the encoding of contents. Content hashes are stored for years and compared
-// with new ones, so a new encoding needs a new header and a new prefix.
+// contentHeader is the version of the encoding of contents. Content hashes are stored for years and
+// compared with newly computed hashes, so a new encoding needs a new header and a new prefix.
 const contentHeader = "persys content 1\n"
 
 // Content identifies what a node runs: "c1:" and 64 hex digits. The package comment lists what it
@@ -281,7 +281,7 @@ func (e *encoder) compose(c *controlv1.ComposeSpec) {
 	if len(c.GetManagedVolumes()) > 0 {
 		e.volumes(c.GetManagedVolumes())
 	}
-	e.text("bundle", c.GetBundle()) // also added later
+	e.text("bundle", c.GetBundle()) // bundle was added in a later version, so it has no record if it is empty
 	e.objects(refsOf(&controlv1.WorkloadSpec{Workload: &controlv1.WorkloadSpec_Compose{Compose: c}}))
 }
 

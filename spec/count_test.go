@@ -9,9 +9,9 @@ import (
 // specification is not lost. Without a count, the apply must make a single workload without a group.
 func TestCountOfZero(t *testing.T) {
 	for _, c := range []struct{ name, text, id, desired, group string }{
-		{"a count of 0", "id: web\ncount: 0", "web-0", "Stopped", "web"},
-		{"a count of 0 in a stopped group", "id: web\ncount: 0\ndesired: stopped", "web-0", "Stopped", "web"},
-		{"a count of 1", "id: web\ncount: 1", "web-0", "Running", "web"},
+		{"a count of 0 keeps the first member, stopped", "id: web\ncount: 0", "web-0", "Stopped", "web"},
+		{"a count of 0 with the desired state stopped keeps the first member, stopped", "id: web\ncount: 0\ndesired: stopped", "web-0", "Stopped", "web"},
+		{"a count of 1 makes a group with one member", "id: web\ncount: 1", "web-0", "Running", "web"},
 		{"no count", "id: web", "web", "Running", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -24,7 +24,7 @@ func TestCountOfZero(t *testing.T) {
 				t.Fatalf("the command has %d workloads in group %q, want 1 in group %q", len(put.Workloads), put.GroupOf, c.group)
 			}
 			if w := put.Workloads[0]; w.Id != c.id || w.Desired != c.desired || w.Demand.Group != c.group {
-				t.Errorf("the workload has id %s and state %s in group %q; want %s and %s in group %q", w.Id, w.Desired, w.Demand.Group, c.id, c.desired, c.group)
+				t.Errorf("the workload has id %s and desired state %s in group %q; want id %s and desired state %s in group %q", w.Id, w.Desired, w.Demand.Group, c.id, c.desired, c.group)
 			}
 		})
 	}

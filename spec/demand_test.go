@@ -12,13 +12,13 @@ func TestDemandOfAStack(t *testing.T) {
 		cpu, memory int64
 		ports       int
 	}{
-		{"limits count once per replica", "id: s\ncompose:\n  inline: |\n    services:\n      a: {image: x, deploy: {replicas: 3, resources: {limits: {cpus: '0.5', memory: 64M}}}}\n      b: {image: x, cpus: 0.25, mem_limit: 1g}\n", 1750, 192 + 1024, 0},
-		{"bytes without unit are rounded up", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, mem_limit: 1048577}}\n", 0, 2, 0},
+		{"the limits of a service count once per replica", "id: s\ncompose:\n  inline: |\n    services:\n      a: {image: x, deploy: {replicas: 3, resources: {limits: {cpus: '0.5', memory: 64M}}}}\n      b: {image: x, cpus: 0.25, mem_limit: 1g}\n", 1750, 192 + 1024, 0},
+		{"a memory limit in bytes is rounded up to MiB", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, mem_limit: 1048577}}\n", 0, 2, 0},
 		{"a service of an inactive profile reserves nothing", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: [p], ports: ['9229:9229']}, b: {image: x, cpus: 2, ports: ['80:80']}}\n", 2000, 0, 1},
-		{"a service of an active profile counts", "id: s\ncompose:\n  env: {COMPOSE_PROFILES: 'q, p'}\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: [p], ports: ['9229:9229']}, b: {image: x, cpus: 2, ports: ['80:80']}}\n", 3000, 0, 2},
-		{"with COMPOSE_PROFILES=* every service counts", "id: s\ncompose:\n  env: {COMPOSE_PROFILES: 'q, *'}\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: [p]}, b: {image: x, cpus: 2}}\n", 3000, 0, 0},
-		{"a service of the profile * counts", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: ['*']}, b: {image: x, cpus: 2}}\n", 3000, 0, 0},
-		{"resources of the workload take precedence", "id: s\nresources: {cpu: 100m}\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: 1, mem_limit: 5m}}\n", 100, 5, 0},
+		{"a service of an active profile reserves its limits and ports", "id: s\ncompose:\n  env: {COMPOSE_PROFILES: 'q, p'}\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: [p], ports: ['9229:9229']}, b: {image: x, cpus: 2, ports: ['80:80']}}\n", 3000, 0, 2},
+		{"with COMPOSE_PROFILES=* every service reserves its limits", "id: s\ncompose:\n  env: {COMPOSE_PROFILES: 'q, *'}\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: [p]}, b: {image: x, cpus: 2}}\n", 3000, 0, 0},
+		{"a service of the profile * reserves its limits", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: ['*']}, b: {image: x, cpus: 2}}\n", 3000, 0, 0},
+		{"the CPU in the workload's resources takes precedence over the limits of services", "id: s\nresources: {cpu: 100m}\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: 1, mem_limit: 5m}}\n", 100, 5, 0},
 		{"a limit with a variable is ignored", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: '${CPUS}'}}\n", 0, 0, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -26,7 +26,7 @@ func TestDemandOfAStack(t *testing.T) {
 			s.Type = TypeCompose // set the type here, as Normalise would
 			d := DemandOf("w", s)
 			if len(d.HostPorts) != c.ports {
-				t.Errorf("the demand has the host ports %v, want %d", d.HostPorts, c.ports)
+				t.Errorf("the demand of the stack has the host ports %v, want %d ports", d.HostPorts, c.ports)
 			}
 			if d.CpuMillicores != c.cpu || d.MemoryMib != c.memory {
 				t.Errorf("the demand of the stack is %d millicores and %d MiB, want %d and %d", d.CpuMillicores, d.MemoryMib, c.cpu, c.memory)
@@ -52,7 +52,7 @@ func TestServiceAddresses(t *testing.T) {
 		s := specOf(t, "id: w\n"+c.text+"\n")
 		Normalise(s)
 		if got := DemandOf("w", s).GetServiceAddress(); got != c.want {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+			t.Errorf("%s: whether the workload gets a service address is %v, want %v", c.name, got, c.want)
 		}
 	}
 }
@@ -82,7 +82,7 @@ func TestIngressPorts(t *testing.T) {
 			got += fmt.Sprint(" ", d.GetNetworks())
 		}
 		if got != c.want || fmt.Sprint(host) != c.host || len(d.GetHostPorts()) != len(host) {
-			t.Errorf("%s: ports in ingress mode %s, the agent publishes %v, host ports %v; want %s and %s", c.ports, got, host, d.GetHostPorts(), c.want, c.host)
+			t.Errorf("ports %s: the demand has the ingress ports and networks %s, the agent publishes %v, and the demand has the host ports %v; want the ingress ports and networks %s and the host ports %s", c.ports, got, host, d.GetHostPorts(), c.want, c.host)
 		}
 	}
 }
@@ -108,7 +108,7 @@ func TestPortNames(t *testing.T) {
 			"b: {image: x, ports: [{target: 80, published: \"8081\", name: http}, {target: 9090, name: Metrics Of B}]}}'\n": "dns=0:53/udp http=8080:80/tcp http=8081:80/tcp",
 	} {
 		if got := names(text); got != want {
-			t.Errorf("case %s: the port names are %s, want %s", text, got, want)
+			t.Errorf("file %s: the demand has the port names %s, want %s", text, got, want)
 		}
 	}
 	for _, name := range []string{"Http", "80", "a--b", "-a", "a-", "sixteen-letters-", "a_b"} {
@@ -127,6 +127,6 @@ func TestPortNames(t *testing.T) {
 		return c
 	}
 	if content("http") != content("web") {
-		t.Error("a new port name must not change the content, but did")
+		t.Error("a new port name must not change the content hash, but did")
 	}
 }

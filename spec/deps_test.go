@@ -16,7 +16,7 @@ func TestImportsNoServer(t *testing.T) {
 	for _, dep := range strings.Fields(string(out)) {
 		for _, not := range []string{project + "agent", project + "cluster", project + "rpc", project + "sched", "github.com/hashicorp/raft"} {
 			if dep == not || strings.HasPrefix(dep, not+"/") {
-				t.Errorf("package spec imports %s, a package of the server", dep)
+				t.Errorf("package spec must not import the server package %s, but does", dep)
 			}
 		}
 	}

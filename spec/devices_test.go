@@ -19,14 +19,14 @@ func TestDevices(t *testing.T) {
 	}
 	s := parsed("{nvidia.com/gpu: 2, license: 1}")
 	if got, want := fmt.Sprint(DemandOf("w", s).GetDevices()), `[name:"license" count:1 name:"nvidia.com/gpu" count:2]`; strings.Join(strings.Fields(got), " ") != want {
-		t.Errorf("the demand has the devices %s, want %s", got, want)
+		t.Errorf("the demand of a workload with counted devices has the devices %s, want %s", got, want)
 	}
 	if got, want := fmt.Sprint(agentContainer(s).GetCountedDevices()), "map[nvidia.com/gpu:2]"; got != want {
 		t.Errorf("the agent gets the devices %s, want %s", got, want)
 	}
 	named := specOf(t, "id: w\ncontainer: {image: x, devices: [nvidia.com/gpu=0, /dev/fuse, amd.com/gpu=1], gpus: [{driver: cdi, device_ids: [x.org/npu=2]}]}\nresources: {devices: {amd.com/gpu: 1}}\n")
 	if got, want := fmt.Sprint(DemandOf("w", named).GetDevices()), `[name:"amd.com/gpu" count:1 name:"nvidia.com/gpu" name:"x.org/npu"]`; strings.Join(strings.Fields(got), " ") != want {
-		t.Errorf("the demand has the devices %s, want %s", got, want)
+		t.Errorf("the demand of a container that names devices has the devices %s, want %s", got, want)
 	}
 	for text, want := range map[string]string{
 		"gpus: all": `[name:"gpu"]`,
@@ -37,15 +37,15 @@ func TestDevices(t *testing.T) {
 	} {
 		s := specOf(t, "id: w\ncontainer: {image: x, "+text+"}\n")
 		if got := fmt.Sprint(DemandOf("w", s).GetDevices()); strings.Join(strings.Fields(got), " ") != want {
-			t.Errorf("%s: the demand has the devices %s, want %s", text, got, want)
+			t.Errorf("a container with %s: the demand has the devices %s, want %s", text, got, want)
 		}
 	}
 	content := func(devices string) string { return contentOf(t, parsed(devices)) }
 	if content("{nvidia.com/gpu: 2}") == content("{nvidia.com/gpu: 1}") {
-		t.Error("another number of CDI devices must be another content")
+		t.Error("another number of CDI devices must change the content hash, but does not")
 	}
 	if content("{license: 2}") != content("{license: 1}") {
-		t.Error("devices that are only counted must not be part of the content")
+		t.Error("another number of devices without a CDI name must not change the content hash, but does")
 	}
 }
 
@@ -62,12 +62,12 @@ func TestKindsOfDevices(t *testing.T) {
 		return "id: w\ncontainer:\n  image: x\n  devices: [" + strings.Join(own, ", ") + "]\nresources: {devices: {" + strings.Join(reserved, ", ") + "}}\n"
 	}
 	if _, err := Parse("w.yaml", []byte(file(8, 8)), Options{}); err != nil {
-		t.Errorf("16 kinds of devices are refused: %v", err)
+		t.Errorf("a specification with 16 kinds of devices must be accepted, but was refused: %v", err)
 	}
 	want := `w.yaml:4:`
 	_, err := Parse("w.yaml", []byte(file(8, 9)), Options{})
 	if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "devices of 17 kinds, at most 16") {
-		t.Errorf("the error of 17 kinds is %v, want one that names line 4 and the number of kinds", err)
+		t.Errorf("a specification with 17 kinds of devices returned %v, want an error that names line 4 and the number of kinds", err)
 	}
 }
 
@@ -83,7 +83,7 @@ func TestDevicesThatAreNotValid(t *testing.T) {
 	} {
 		_, err := Parse("w.yaml", []byte("id: w\ncontainer: {image: x}\nresources: {devices: "+devices+"}\n"), Options{})
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("devices %s: the error is %v, want %q", devices, err, want)
+			t.Errorf("a specification with resources.devices %s returned error %v, want an error that contains %q", devices, err, want)
 		}
 	}
 }

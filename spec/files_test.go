@@ -46,7 +46,7 @@ func TestFilesGoIntoTheLogOnce(t *testing.T) {
 	}
 	for _, w := range put.GetWorkloads() {
 		if w.GetBundle() != b.GetDigest() {
-			t.Errorf("workload %s refers to bundle %q, the command has %q, want the same bundle", w.GetId(), w.GetBundle(), b.GetDigest())
+			t.Errorf("workload %s refers to bundle %q, but the command has bundle %q, want the same digest", w.GetId(), w.GetBundle(), b.GetDigest())
 		}
 		plain, err := Unseal(w.GetId(), w.GetSpec(), key)
 		if err != nil {
@@ -65,7 +65,7 @@ func TestFilesGoIntoTheLogOnce(t *testing.T) {
 	}
 	back, err := OpenFiles(&fsm.Bundle{Digest: b.GetDigest(), Data: b.GetData()}, key)
 	if err != nil || !bytes.Equal(back, req.Files) {
-		t.Errorf("OpenFiles returned error %v", err)
+		t.Errorf("OpenFiles must return the archive of the bundle, but returned error %v or another archive", err)
 	}
 	if _, err := OpenFiles(&fsm.Bundle{Digest: strings.Repeat("0", 64), Data: b.GetData()}, key); err == nil {
 		t.Error("OpenFiles must refuse a bundle under another digest, but opened it")
@@ -89,7 +89,7 @@ func TestFilesGoIntoTheLogOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		if (q.Content == p.Content) != c.same || (q.Command.GetPutWorkloads().GetBundles()[0].GetDigest() == b.GetDigest()) != c.same {
-			t.Errorf("%s: the content is %s, before %s; want the same only if the files are the same", c.name, q.Content, p.Content)
+			t.Errorf("%s: the content hash is %s, and was %s before; it must be the same exactly if the files are the same", c.name, q.Content, p.Content)
 		}
 	}
 	if _, err := Prepare(withArchive(req.Files), nil); err == nil {
@@ -104,24 +104,24 @@ func TestFilesAreRefused(t *testing.T) {
 		change func(*controlv1.ApplyWorkloadRequest)
 		want   string
 	}{
-		{"a list of files without the archive", func(r *controlv1.ApplyWorkloadRequest) {
+		{"a request lists files but does not contain the archive", func(r *controlv1.ApplyWorkloadRequest) {
 			r.Spec.GetCompose().Files = []*controlv1.StackFile{{Path: "a"}}
 		}, "apply the Compose file with persysctl from its folder"},
-		{"a digest of files without the archive", func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetCompose().Bundle = strings.Repeat("a", 64) }, "apply the Compose file with persysctl from its folder"},
+		{"a request names the digest of files but does not contain the archive", func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetCompose().Bundle = strings.Repeat("a", 64) }, "apply the Compose file with persysctl from its folder"},
 		{"rubbish", func(r *controlv1.ApplyWorkloadRequest) { r.Files = []byte("x") }, "files: the archive"},
-		{"files of a container", func(r *controlv1.ApplyWorkloadRequest) {
+		{"a request for a container contains files", func(r *controlv1.ApplyWorkloadRequest) {
 			r.Files, r.Spec = good, &controlv1.WorkloadSpec{Type: TypeContainer, Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: "a"}}}
 		}, "files: is allowed only with an inline Compose stack"},
-		{"files of a stack in Git", func(r *controlv1.ApplyWorkloadRequest) {
+		{"a request for a stack in Git contains files", func(r *controlv1.ApplyWorkloadRequest) {
 			r.Files = good
 			r.Spec.GetCompose().SourceType, r.Spec.GetCompose().GitRepo = "git", "https://example.com/a.git"
 		}, "files: is allowed only with an inline Compose stack"},
-		{"a main file outside of the folder", func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetCompose().MainFile = "../compose.yaml" }, "compose.main_file"},
+		{"a request names a main file outside of the folder", func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetCompose().MainFile = "../compose.yaml" }, "compose.main_file"},
 	} {
 		req := withArchive(nil)
 		c.change(req)
 		if err := Validate(req).asError(); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: Prepare returned %v, want %q", c.name, err, c.want)
+			t.Errorf("%s: Validate returned %v, want an error that contains %q", c.name, err, c.want)
 		}
 	}
 	_, err := Parse("web.yaml", []byte("id: s\ncompose:\n  inline: 'services: {a: {image: x}}'\n  main_file: a.yaml\n  bundle: x\n  files:\n  - {path: a}\n"), Options{})
@@ -138,6 +138,6 @@ func TestDiffOfFiles(t *testing.T) {
 	got := Diff(with(b), with(a, &controlv1.StackFile{Path: "b.conf", Digest: "3"}))
 	want := []Difference{{"compose.files[a.conf].digest", "", "1"}, {"compose.files[b.conf].digest", "2", "3"}}
 	if !slices.Equal(got, want) {
-		t.Errorf("Diff returns %v, want %v", got, want)
+		t.Errorf("Diff of two lists of files returns %v, want %v", got, want)
 	}
 }

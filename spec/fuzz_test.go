@@ -27,11 +27,11 @@ func FuzzCompose(f *testing.F) {
 		c := &controlv1.ComposeSpec{InlineYaml: plain, Env: map[string]string{"COMPOSE_PROFILES": "b"}}
 		for _, p := range composePorts(c) {
 			if p.GetHostPort() < 0 || p.GetHostPort() > 65535 || p.GetContainerPort() < 0 || p.GetContainerPort() > 65535 {
-				t.Fatalf("a derived port must be valid, but is not: %v", p)
+				t.Fatalf("a port that was derived from the Compose file is out of range: %v", p)
 			}
 		}
 		if cpu, memory := composeLimits(c); cpu < 0 || memory < 0 {
-			t.Fatalf("limits must not be negative, but are %d millicores and %d MiB", cpu, memory)
+			t.Fatalf("the sums of the services' limits must not be negative, but are %d millicores and %d MiB", cpu, memory)
 		}
 	})
 }
@@ -43,14 +43,14 @@ func FuzzQuantity(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, s string, shift uint8) {
 		if n, err := quantity.CPU(s); err == nil && n < 0 && s[0] != '-' && s[0] != ' ' {
-			t.Fatalf("quantity %q was parsed as %d", s, n)
+			t.Fatalf("the CPU quantity %q has no minus sign, but was parsed as %d millicores", s, n)
 		}
 		low, err := quantity.Size(s, uint(shift%40), "1Gi")
 		if err != nil {
 			return
 		}
 		if bytes, err := quantity.Size(s, 0, "1Gi"); err == nil && low >= 0 && bytes > 0 && low == 0 {
-			t.Fatalf("size %q was rounded down to 0", s)
+			t.Fatalf("the size %q was rounded down to 0 units, want it rounded up", s)
 		}
 	})
 }

@@ -15,11 +15,11 @@ func TestDefaultOnUnhealthy(t *testing.T) {
 		name, text, stored, ordered string
 	}{
 		{"a service", "", "", ""},
-		{"a service that is kept", "on_unhealthy: keep", "", ""},
-		{"a service that is restarted", "on_unhealthy: Restart", "restart", "restart"},
-		{"a system workload", "kind: system", "", "restart"},
-		{"a system workload that is restarted", "kind: System\non_unhealthy: restart", "", "restart"},
-		{"a system workload that is kept", "kind: system\non_unhealthy: keep", "keep", ""},
+		{"a service whose file says keep", "on_unhealthy: keep", "", ""},
+		{"a service whose file says restart", "on_unhealthy: Restart", "restart", "restart"},
+		{"a system workload whose file says nothing", "kind: system", "", "restart"},
+		{"a system workload whose file says restart", "kind: System\non_unhealthy: restart", "", "restart"},
+		{"a system workload whose file says keep", "kind: system\non_unhealthy: keep", "keep", ""},
 		{"a job", "kind: job", "", ""},
 		{"a job on every node", "kind: job\njob: {every_node: true}", "", ""},
 		{"a parameterized job", "kind: job\njob: {parameterized: {}}", "", ""},
@@ -32,7 +32,7 @@ func TestDefaultOnUnhealthy(t *testing.T) {
 				t.Errorf("on_unhealthy is stored as %q, want %q", got, c.stored)
 			}
 			if got := ToAgent(&fsm.Workload{ID: "web"}, r.Spec).GetOnUnhealthy(); got != c.ordered {
-				t.Errorf("the agent is told %q, want %q", got, c.ordered)
+				t.Errorf("the agent gets on_unhealthy %q, want %q", got, c.ordered)
 			}
 		})
 	}
@@ -53,14 +53,14 @@ func TestOnUnhealthy(t *testing.T) {
 		contents[c] = true
 	}
 	if len(contents) != 2 || keep.Spec.OnUnhealthy != "" {
-		t.Errorf("on_unhealthy: keep is stored as %q, want an empty text; the specifications have %d different contents", keep.Spec.OnUnhealthy, len(contents))
+		t.Errorf("on_unhealthy: keep is stored as %q, want an empty text; the three specifications have %d different content hashes, want 2", keep.Spec.OnUnhealthy, len(contents))
 	}
 	for text, want := range map[string]string{
 		"on_unhealthy: reboot":             "on_unhealthy",
 		"kind: job\non_unhealthy: restart": "on_unhealthy: is for services",
 	} {
 		if _, err := Parse("t.yaml", []byte(web+text+"\n"), Options{}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: the error is %v, want %q in it", text, err, want)
+			t.Errorf("Parse of a file with %q returned error %v, want an error that contains %q", text, err, want)
 		}
 	}
 }

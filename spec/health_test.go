@@ -16,7 +16,7 @@ func TestHealthCheck(t *testing.T) {
 	}
 	b, err := Content(checked.GetSpec(), nil)
 	if err != nil || a == b {
-		t.Errorf("a changed health check must change the content, so that the agent gets it: %s, %s, error %v", a, b, err)
+		t.Errorf("an added health check must change the content hash, so that the agent gets the check: hash %s without and %s with it, error %v", a, b, err)
 	}
 	got := ToAgent(fsm.Bare("web"), checked.GetSpec()).GetSpec().GetHealthCheck()
 	if strings.Join(got.GetCommand(), "|") != "pg_isready|-q" || got.GetIntervalSeconds() != 60 || got.GetTimeoutSeconds() != 4 || got.GetRetries() != 2 {
@@ -32,7 +32,7 @@ func TestHealthCheck(t *testing.T) {
 		"{tcp: true, port: 1, retries: -1}": "health_check.retries",
 	} {
 		if _, err := Parse("t.yaml", []byte(web+"health_check: "+check+"\n"), Options{}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("check %s: the error is %v, want it to contain %q", check, err, want)
+			t.Errorf("a health check %s returned error %v, want an error that contains %q", check, err, want)
 		}
 	}
 	if _, err := Parse("t.yaml", []byte(web+"health_check: {tcp: true, port: 80, interval: 1500ms}\n"), Options{}); err == nil || !strings.Contains(err.Error(), "interval") {

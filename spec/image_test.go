@@ -32,7 +32,7 @@ func FuzzReadImage(f *testing.F) {
 		want, werr := byLibrary(image)
 		got, err := readImage(image)
 		if got != want || (err == nil) != (werr == nil) {
-			t.Errorf("image %q is read as %q, %v; the library reads %q, %v, want the same", image, got, err, want, werr)
+			t.Errorf("readImage reads image %q as %q with error %v, and the library reads it as %q with error %v; want the same", image, got, err, want, werr)
 		}
 	})
 }
@@ -47,7 +47,7 @@ func TestPlainImages(t *testing.T) {
 		"ghcr.io/x/y@sha256:" + strings.Repeat("0a", 32): "ghcr.io/x/y@sha256:" + strings.Repeat("0a", 32),
 	} {
 		if got, ok := plainImage(image); !ok || got != want {
-			t.Errorf("image %q is read as %q, %v; want %q", image, got, ok, want)
+			t.Errorf("plainImage reads image %q as %q, and whether it can: %v; want %q and true", image, got, ok, want)
 		}
 	}
 }

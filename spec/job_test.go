@@ -23,7 +23,7 @@ func TestJobsInFiles(t *testing.T) {
 	w := put.GetWorkloads()[0]
 	want := `parallelism:2 deadline:600000000000 success_codes:0 success_codes:3 ttl:3600000000000`
 	if got := strings.Join(strings.Fields(w.GetDemand().GetJob().String()), " "); got != want || w.GetMaxAttempts() != 2 {
-		t.Errorf("the demand is %s with %d attempts, want %s with 2", got, w.GetMaxAttempts(), want)
+		t.Errorf("the demand of the job is %s with at most %d attempts, want %s with 2", got, w.GetMaxAttempts(), want)
 	}
 	stored := &controlv1.WorkloadSpec{}
 	if err := stored.UnmarshalVT(w.GetSpec()); err != nil {
@@ -31,7 +31,7 @@ func TestJobsInFiles(t *testing.T) {
 	}
 	order := ToAgent(&fsm.Workload{ID: "pack-0", Demand: &fsm.Demand{}, Actual: &fsm.Observation{}}, stored)
 	if got := order.GetSpec().GetContainer().GetRestartPolicy().GetPolicy(); got != "no" || !order.GetSpec().GetJob() {
-		t.Errorf("the agent gets restart policy %q, job %t, want no and true", got, order.GetSpec().GetJob())
+		t.Errorf("the agent gets restart policy %q and the job flag %t, want \"no\" and true", got, order.GetSpec().GetJob())
 	}
 }
 
@@ -47,13 +47,13 @@ func TestContentOfJobs(t *testing.T) {
 	}
 	service, job, other := content(""), content("kind: job\n"), content("kind: job\njob: {retries: 9, deadline: 1m}\n")
 	if service != content("kind: service\n") {
-		t.Error("kind: service must not change the content, but does")
+		t.Error("the explicit default kind: service must not change the content hash, but does")
 	}
 	if service == job {
-		t.Error("a service and a job must have different contents, but have the same")
+		t.Error("a service and a job with the same container must have different content hashes, but have the same")
 	}
 	if job != other {
-		t.Error("the settings of a job must not change the content, but do")
+		t.Error("the settings of a job must not change its content hash, but do")
 	}
 }
 
@@ -75,7 +75,7 @@ func TestJobFaults(t *testing.T) {
 		{job + "vm: {image: /a.qcow2, disks: [{size: 1Gi}]}\n", "job is for containers and Compose stacks"},
 	} {
 		if _, err := Parse("t.yaml", []byte(c.text), Options{}); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("Parse returned %v, want %q\n%s", err, c.want, c.text)
+			t.Errorf("Parse returned %v, want an error that contains %q, for the file\n%s", err, c.want, c.text)
 		}
 	}
 }
@@ -91,10 +91,10 @@ func TestCronsInFiles(t *testing.T) {
 	w := p.Command.GetPutWorkloads().GetWorkloads()[0]
 	want := `kind:"cron" cron:{schedule:"30 2 * * *" time_zone:"Europe/Berlin" concurrency:"forbid" starting_deadline:600000000000 keep_succeeded:3 keep_failed:1}`
 	if got := strings.Join(strings.Fields(w.GetDemand().GetTemplate().String()), " "); got != want {
-		t.Errorf("the template is %s, want %s", got, want)
+		t.Errorf("the command stores the cron's template as %s, want %s", got, want)
 	}
 	if w.GetDesired() != "Stopped" || w.GetDemand().GetJob() == nil || w.GetMaxAttempts() != 2 {
-		t.Errorf("the stored workload is %v, want a stopped one", w)
+		t.Errorf("the suspended cron is stored as %v, want a workload with desired state Stopped", w)
 	}
 }
 
@@ -121,7 +121,7 @@ func TestTemplateFaults(t *testing.T) {
 		{job + "job: {parameterized: {input: sometimes}}\n" + image, "parameterized.input: must be one of optional, required, forbidden"},
 	} {
 		if _, err := Parse("t.yaml", []byte(c.text), Options{}); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("Parse returned %v, want %q\n%s", err, c.want, c.text)
+			t.Errorf("Parse returned %v, want an error that contains %q, for the file\n%s", err, c.want, c.text)
 		}
 	}
 }
@@ -140,7 +140,7 @@ func TestDispatched(t *testing.T) {
 		t.Errorf("the specification of the run is %v, want the parameters and the input as variables", run)
 	}
 	if len(s.GetContainer().GetEnv()) != 1 {
-		t.Errorf("the template has changed: %v", s)
+		t.Errorf("Dispatched must not change the specification of the parameterized job, but changed it to %v", s)
 	}
 	for _, c := range []struct {
 		parameters  map[string]string
@@ -153,7 +153,7 @@ func TestDispatched(t *testing.T) {
 		{map[string]string{"file": "\xff"}, "", "parameters.file: must be text"},
 	} {
 		if _, err := Dispatched(s, c.parameters, c.input); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("Dispatched returned %v, want %q", err, c.want)
+			t.Errorf("Dispatched returned error %v, want an error that contains %q", err, c.want)
 		}
 	}
 }

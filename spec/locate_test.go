@@ -70,7 +70,7 @@ services:
 		{"plain", "spec.compose.inline_yaml: line 5: services.db.image: is wrong", "dir/all.yaml:32:1: services.db.image: is wrong"},
 	} {
 		if got := byID[c.id].Locate(c.refusal); got != c.want {
-			t.Errorf("document %s: Locate of %s returned\n     %s\nwant %s", c.id, c.refusal, got, c.want)
+			t.Errorf("for document %q, Locate of the error %s returned\n     %s\nwant %s", c.id, c.refusal, got, c.want)
 		}
 	}
 	if got := (&Document{}).Locate("spec.container.image: x\nservices.a: y"); strings.Contains(got, ":1:") {
@@ -112,7 +112,7 @@ container:
 		{`container.image: "nginx" is not allowed by policy "own" (rule images): nothing`, `web.yaml:3:10: container.image: `},
 	} {
 		if got := docs[0].Locate(c.refusal); !strings.HasPrefix(got, c.want) || !strings.Contains(got, "is not allowed") {
-			t.Errorf("Locate of %s returned\n     %s\nwant %s…", c.refusal, got, c.want)
+			t.Errorf("Locate of the violation %s returned\n     %s\nwant a text that begins with %s", c.refusal, got, c.want)
 		}
 	}
 }

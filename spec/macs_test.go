@@ -27,13 +27,13 @@ func TestDemandHasTheMACAddressesOfAGuest(t *testing.T) {
 		req           *controlv1.ApplyWorkloadRequest
 		want          [][]string
 	}{
-		{"a configured address", "c", guest(&controlv1.NetworkConfig{Bridge: "lan", MacAddress: "52-54-00-00-00-0A"}), [][]string{{set}}},
-		{"an address of the agent API", "c", hidden, [][]string{{"52:54:00:00:00:0b"}}},
-		{"a derived address", "c", guest(&controlv1.NetworkConfig{Bridge: "lan"}), [][]string{{engine.GuestMAC("c", "vm", 0)}}},
-		{"the second card without an address", "c", guest(&controlv1.NetworkConfig{Bridge: "lan", MacAddress: set}, &controlv1.NetworkConfig{Bridge: "lan"}),
+		{"a network card with a configured Ethernet address", "c", guest(&controlv1.NetworkConfig{Bridge: "lan", MacAddress: "52-54-00-00-00-0A"}), [][]string{{set}}},
+		{"an Ethernet address in the VM under the reserved metadata key", "c", hidden, [][]string{{"52:54:00:00:00:0b"}}},
+		{"a network card without an address, for which agents derive one", "c", guest(&controlv1.NetworkConfig{Bridge: "lan"}), [][]string{{engine.GuestMAC("c", "vm", 0)}}},
+		{"a first card with an address and a second card without", "c", guest(&controlv1.NetworkConfig{Bridge: "lan", MacAddress: set}, &controlv1.NetworkConfig{Bridge: "lan"}),
 			[][]string{sorted(set, engine.GuestMAC("c", "vm", 1))}},
-		{"an unknown cluster", "", guest(&controlv1.NetworkConfig{Bridge: "lan"}), [][]string{nil}},
-		{"each machine of a count", "c", many, [][]string{{engine.GuestMAC("c", "vm-0", 0)}, {engine.GuestMAC("c", "vm-1", 0)}}},
+		{"a card without an address in an unknown cluster", "", guest(&controlv1.NetworkConfig{Bridge: "lan"}), [][]string{nil}},
+		{"each virtual machine of a count has its own derived address", "c", many, [][]string{{engine.GuestMAC("c", "vm-0", 0)}, {engine.GuestMAC("c", "vm-1", 0)}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := PrepareWith(c.req, fixedKey{}, Defaults{Cluster: c.cluster})
@@ -42,7 +42,7 @@ func TestDemandHasTheMACAddressesOfAGuest(t *testing.T) {
 			}
 			for i, w := range p.Command.GetPutWorkloads().GetWorkloads() {
 				if got := w.GetDemand().GetMacAddresses(); !slices.Equal(got, c.want[i]) {
-					t.Errorf("the demand of %s has the Ethernet addresses %q, want %q", w.GetId(), got, c.want[i])
+					t.Errorf("the demand of virtual machine %s has the Ethernet addresses %q, want %q", w.GetId(), got, c.want[i])
 				}
 			}
 		})

@@ -131,7 +131,7 @@ func hasServiceAddress(s *controlv1.WorkloadSpec) bool {
 // in each namespace that needs it.
 const IngressNetwork = fsm.IngressNetwork
 
-// ingressPorts returns the ports of a container in mode ingress.
+// ingressPorts returns the ports of a container that have mode ingress.
 func ingressPorts(c *controlv1.ContainerSpec) (out []*controlv1.Port) {
 	for _, p := range c.GetPorts() {
 		if portMode(p) == portIngress {

@@ -33,7 +33,7 @@ func TestReferencesToObjectsAreChecked(t *testing.T) {
 	} {
 		_, err := Parse("f", []byte("id: a\ncontainer:\n  image: x\n  "+c.words+"\n"), Options{})
 		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%q: the error is %v, want %s", c.words, err, c.want)
+			t.Errorf("a container with %q returned error %v, want an error that contains %s", c.words, err, c.want)
 		}
 	}
 }
@@ -51,10 +51,10 @@ func TestPutsListTheirObjects(t *testing.T) {
 			names = append(names, u.GetKind()+"/"+u.GetName())
 		}
 		if got := strings.Join(names, " "); got != "config/a secret/a secret/b" {
-			t.Errorf("the command for %s lists the objects %s, want config a and secrets a and b", p.GetId(), got)
+			t.Errorf("the command for workload %s lists the objects %s, want config a and secrets a and b", p.GetId(), got)
 		}
 		if p.GetUpdate() == nil {
-			t.Errorf("the command for %s has no update policy, which an update to a new version of an object needs", p.GetId())
+			t.Errorf("the command for workload %s has no update policy, which the group needs when an object gets a new version", p.GetId())
 		}
 	}
 	s, err := Unseal("web-0", puts.GetWorkloads()[0].GetSpec(), nil)
@@ -83,7 +83,7 @@ func TestPutsListTheirObjects(t *testing.T) {
 	for value, want := range map[string]string{"a\x00b": "bytes that an environment variable cannot have", strings.Repeat("x", 200<<10): "use it as a file", strings.Repeat("x", 1<<20): "more than 2097152 bytes together"} {
 		err := AddObjects(order(&agentv1.ContainerSpec{}), s, func(string, string) (ObjectValue, error) { return ObjectValue{Data: []byte(value)}, nil })
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), value) {
-			t.Errorf("a value of %d bytes returned %v, want %q without the value", len(value), err, want)
+			t.Errorf("AddObjects with a value of %d bytes returned %v, want an error with %q and without the value", len(value), err, want)
 		}
 	}
 }
@@ -108,7 +108,7 @@ func TestObjectsOfAStack(t *testing.T) {
 		uses = append(uses, u.GetKind()+" "+u.GetName())
 	}
 	if got := strings.Join(uses, ", "); got != "config site, secret pw" {
-		t.Errorf("the stack uses the objects %s, want those that its file declares as external", got)
+		t.Errorf("the stack uses the objects %s, want only the secrets and configs that its Compose file declares as external", got)
 	}
 	s, err := Unseal("shop", put.GetSpec(), key)
 	if err != nil {
@@ -126,11 +126,11 @@ func TestObjectsOfAStack(t *testing.T) {
 	}
 	err = UnknownObjects(s, func(kind, _ string) bool { return kind == "config" })
 	if err == nil || !strings.Contains(err.Error(), "services.db.secrets: secret pw does not exist in this namespace: persysctl secret put pw") {
-		t.Errorf("an unknown secret returned %v, want an error with the next command", err)
+		t.Errorf("UnknownObjects for a stack with an unknown secret returned %v, want an error with the command that creates the secret", err)
 	}
 	loaded.Objects[0].File.Gid = "9"
 	if again, _ := PrepareWith(req, key, Defaults{Stack: func() (*LoadedStack, error) { return loaded, nil }}); again.Content == prepared.Content {
-		t.Error("another owner of a file does not change the content")
+		t.Error("another group (gid) of a secret's file must change the content hash, but does not")
 	}
 }
 
@@ -153,7 +153,7 @@ func TestOnChange(t *testing.T) {
 	}
 	mixed := prepared("secrets: [a, {source: b, on_change: restart}, {source: c, on_change: nothing}]\n  on_change: signal hup\n")
 	if got, want := uses(mixed), `a true "SIGHUP"; b false ""; c true ""; `; got != want {
-		t.Errorf("the uses are %s, want %s", got, want)
+		t.Errorf("the workload uses the objects %s, want %s", got, want)
 	}
 	s, err := Unseal("web", mixed.Command.GetPutWorkloads().GetWorkloads()[0].GetSpec(), nil)
 	if err != nil {
@@ -164,15 +164,15 @@ func TestOnChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	if files := order.GetContainer().GetMemoryFiles(); files[0].GetSignal() != "SIGHUP" || files[1].GetSignal() != "" || files[2].GetSignal() != "" {
-		t.Errorf("the order has the files %v, want the signal for each", files)
+		t.Errorf("the order has the files %v, want the signal SIGHUP for secret a only", files)
 	}
 	if again := prepared("secrets: [{source: a, on_change: 'signal SIGHUP'}, {source: b, on_change: ''}, {source: c, on_change: nothing}]\n"); uses(again) != uses(mixed) {
-		t.Errorf("two spellings of on_change give the uses %s and %s, want the same", uses(again), uses(mixed))
+		t.Errorf("two spellings of the same on_change give the object uses %s and %s, want the same", uses(again), uses(mixed))
 	}
 	if one, other := prepared("secrets: [{source: a, on_change: 'signal SIGHUP'}]\n  on_change: signal SIGHUP"), prepared("secrets: [a]\n  on_change: Signal HUP"); one.Content != other.Content {
-		t.Error("two spellings of the same on_change have different contents")
+		t.Error("two spellings of the same on_change have different content hashes, want the same")
 	}
 	if prepared("secrets: [a]").Content == prepared("secrets: [{source: a, on_change: nothing}]").Content {
-		t.Error("on_change is not part of the content")
+		t.Error("another on_change must change the content hash, but does not")
 	}
 }

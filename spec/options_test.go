@@ -28,22 +28,22 @@ const firstOption = 1340
 func TestFieldsTakeTheFormsOfCompose(t *testing.T) {
 	for _, c := range []struct{ name, a, b string }{
 		{"an entry point", "entrypoint: /bin/sh -c 'a b'", "entrypoint: [/bin/sh, -c, a b]"},
-		{"no entry point", "entrypoint: []", "entrypoint: \"\""},
+		{"an empty entry point", "entrypoint: []", "entrypoint: \"\""},
 		{"one tmpfs", "tmpfs: /run", "tmpfs: [/run]"},
 		{"a limit", "ulimits: {nofile: 5}", "ulimits: {nofile: {soft: 5, hard: 5}}"},
 		{"sysctls", "sysctls: [net.core.somaxconn=1]", "sysctls: {net.core.somaxconn: 1}"},
 		{"a size", "shm_size: 1m", "shm_size: 1048576"},
 		{"a device", "devices: [/dev/fuse]", "devices: [{source: /dev/fuse, target: /dev/fuse, permissions: rwm}]"},
 		{"GPUs", "gpus: all", "gpus: [{count: all}]"},
-		{"all GPUs of a driver", "gpus: [{driver: nvidia}]", "gpus: [{driver: nvidia, count: -1}]"},
+		{"all GPUs of one driver", "gpus: [{driver: nvidia}]", "gpus: [{driver: nvidia, count: -1}]"},
 		{"hosts", "extra_hosts: ['b:10.0.0.2', 'a=::1']", "extra_hosts: {a: '[::1]', b: [10.0.0.2]}"},
 		{"a DNS server", "dns: 10.0.0.1", "dns: [10.0.0.1]"},
 		{"a health check", "healthcheck: {test: exit 0, interval: 90s}", "healthcheck: {test: [CMD-SHELL, exit 0], interval: 1m30s}"},
-		{"no health check", "healthcheck: {disable: true}", "healthcheck: {test: [NONE]}"},
+		{"a disabled health check", "healthcheck: {disable: true}", "healthcheck: {test: [NONE]}"},
 		{"a range of ports", "ports: ['8000-8001:80-81']", "ports: ['8000:80', '8001:81']"},
-		{"a port of an address", "ports: ['127.0.0.1:1:2/udp']", "ports: [{published: 1, target: 2, host_ip: 127.0.0.1, protocol: udp}]"},
-		{"a port of an IPv6 address", "ports: ['[::1]:1:2']", "ports: [{host: 1, container: 2, address: '::1'}]"},
-		{"a port of every address", "ports: ['0.0.0.0:1:2']", "ports: ['1:2']"},
+		{"a port that is published at one address", "ports: ['127.0.0.1:1:2/udp']", "ports: [{published: 1, target: 2, host_ip: 127.0.0.1, protocol: udp}]"},
+		{"a port that is published at an IPv6 address", "ports: ['[::1]:1:2']", "ports: [{host: 1, container: 2, address: '::1'}]"},
+		{"a port that is published at every address", "ports: ['0.0.0.0:1:2']", "ports: ['1:2']"},
 		{"networks", "networks: [back, front]", "networks: {back: , front: {}}"},
 		{"networks with aliases", "networks: {back: {aliases: [b, a]}}", "networks: [{name: back, aliases: [a, b]}]"},
 		{"a CPU quota", "cpu_quota: 50000", "cpus: 0.5"},
@@ -135,11 +135,11 @@ func TestConflictsOfAContainer(t *testing.T) {
 	} {
 		_, err := Parse("f", []byte("id: a\ncontainer:\n  image: x\n  "+c.words+"\n"), Options{})
 		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%q: the error is %v, want %s", c.words, err, c.want)
+			t.Errorf("a container with %q returned error %v, want an error that contains %s", c.words, err, c.want)
 		}
 	}
 	if _, err := Parse("f", []byte("id: a\ncontainer: {image: x, ports: ['127.0.0.1:80:80', '127.0.0.2:80:81']}\n"), Options{}); err != nil {
-		t.Errorf("the same port at two different addresses was refused: %v", err)
+		t.Errorf("a container that publishes the same port at two addresses must be accepted, but was refused: %v", err)
 	}
 }
 
@@ -191,13 +191,13 @@ func TestEveryFieldIsInTheContentAndInTheOrder(t *testing.T) {
 			t.Error(err)
 		}
 		if proto.Equal(out, order) && f.Name() != "on_change" && f.Name() != "endpoint_mode" { // agents do not get these two
-			t.Errorf("the order for the agent lacks the field %s", f.Name())
+			t.Errorf("the field %s of a container is missing in the order for the agent", f.Name())
 		}
 		if f.Name() == "logging" {
 			s.GetContainer().Logging.Driver = "local"
 		}
 		if contentOf(t, s) == before {
-			t.Errorf("the field %s is not in the content", f.Name())
+			t.Errorf("a change of the field %s must change the content hash of the container, but does not", f.Name())
 		}
 	}
 	check := func(d time.Duration) *controlv1.WorkloadSpec {
@@ -206,7 +206,7 @@ func TestEveryFieldIsInTheContentAndInTheOrder(t *testing.T) {
 		return s
 	}
 	if contentOf(t, check(time.Second)) == contentOf(t, check(2*time.Second)) {
-		t.Error("the interval of a health check is not in the content")
+		t.Error("a change of a health check's interval must change the content hash, but does not")
 	}
 }
 
@@ -228,7 +228,7 @@ func TestEveryKeyOfAServiceIsKnown(t *testing.T) {
 		field := cmp.Or(elsewhere[key], "spec.container."+key)
 		switch known, why := slices.Contains(fields, field), refused[key]; {
 		case known && why != "":
-			t.Errorf("the key %s is a field of a container and also refused", key)
+			t.Errorf("the Compose key %s is both a field of a container and in the list of refused keys", key)
 		case !known && why == "":
 			t.Errorf("the key %s of Compose is neither a field of a container nor in service.NotOfAContainer", key)
 		}
@@ -236,7 +236,7 @@ func TestEveryKeyOfAServiceIsKnown(t *testing.T) {
 	}
 	delete(refused, "pull_refresh_after") // in the schema of Compose, but not in the library's type
 	for key := range refused {
-		t.Errorf("Compose has no key %s", key)
+		t.Errorf("the list of refused keys has %s, but Compose has no such key", key)
 	}
 }
 
@@ -250,7 +250,7 @@ func TestOptionsOfALogDriverAreSealed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if bytes.Contains(stored, []byte("hunter2")) {
-		t.Error("the stored specification holds the token")
+		t.Error("the stored specification has the token of the log driver in plain text")
 	}
 	if v := Redact(s).GetContainer().GetLogging().GetOptions()["splunk-token"]; v != "***" {
 		t.Errorf("a view shows the value %q of the log option, want ***", v)
@@ -288,7 +288,7 @@ func TestFieldsThatGiveRightsAreAsks(t *testing.T) {
 		s := specOf(t, "id: a\ncontainer:\n  image: x\n  "+words+"\n")
 		Normalise(s)
 		if got := asksOf("a", s); !slices.Contains(got, want) {
-			t.Errorf("%s asks for %v, want %v too", words, got, want)
+			t.Errorf("a container with %s has the asks %v, want also %v", words, got, want)
 		}
 	}
 }
@@ -301,6 +301,6 @@ func TestEnvFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if env := docs[0].Spec.GetContainer().GetEnv(); env["A"] != "own" || env["B"] != "two" {
-		t.Errorf("the environment is %v, want the variables of env_file and env", env)
+		t.Errorf("the container has the environment %v, want the variables of env_file and env", env)
 	}
 }

@@ -122,62 +122,62 @@ func TestContentHashCoversTheseFields(t *testing.T) {
 		changes        bool
 	}{
 		{"image", "image: nginx", "image: nginx:1", true},
-		{"an image without and with the default tag", "image: nginx", "image: docker.io/library/nginx:latest", false},
+		{"an image without and with the default registry and tag", "image: nginx", "image: docker.io/library/nginx:latest", false},
 		{"another environment value", "A: one", "A: uno", true},
-		{"the order of environment entries", "{A: one, B: two}", "{B: two, A: one}", false},
+		{"another order of environment entries", "{A: one, B: two}", "{B: two, A: one}", false},
 		{"another environment key", "A: one", "AA: one", true},
 		{"port", "80:8080", "81:8080", true},
-		{"the order of ports and the default protocol", "['80:8080', '53:53/udp']", "['53:53/UDP', '80:8080/tcp']", false},
+		{"another order of ports, and the default protocol", "['80:8080', '53:53/udp']", "['53:53/UDP', '80:8080/tcp']", false},
 		{"volume", ":/c:ro", ":/c", true},
 		{"another spelling of a mount path", "/h:/c:ro", "/h/:/c/.:ro", false},
 		{"metadata", "app: web", "app: shop", true},
-		{"a blank metadata entry", "{app: web}", "{app: web, x: ''}", false},
-		{"a metadata entry with our own prefix", "{app: web}", "{app: web, persys.node_id: n}", false},
+		{"an added metadata entry with a blank value", "{app: web}", "{app: web, x: ''}", false},
+		{"an added metadata entry with the reserved prefix persys.", "{app: web}", "{app: web, persys.node_id: n}", false},
 		{"another CPU limit", "cpu: 250m", "cpu: 251m", true},
 		{"another spelling of the CPU limit", "cpu: 250m", "cpu: 0.25", false},
 		{"another memory limit", "memory: 64Mi", "memory: 65Mi", true},
-		{"disk size, which only placement reads", "cpu: 250m", "disk: 5Gi, cpu: 250m", false},
+		{"an added disk size, which only placement reads", "cpu: 250m", "disk: 5Gi, cpu: 250m", false},
 		{"a command", "image: nginx", "image: nginx\n  command: [a]", true},
-		{"a restart policy", "image: nginx", "image: nginx\n  restart: always", true},
-		{"the restart policy no", "image: nginx", "image: nginx\n  restart: 'no'", true},
-		{"the privileged flag", "image: nginx", "image: nginx\n  privileged: true", true},
-		{"a stop grace period", "image: nginx", "image: nginx\n  stop_grace_period: 90s", true},
-		{"a stop signal", "image: nginx", "image: nginx\n  stop_signal: SIGQUIT", true},
-		{"a managed volume", "image: nginx", "image: nginx\n  managed_volumes: [{name: a, path: /a}]", true},
+		{"an added restart policy", "image: nginx", "image: nginx\n  restart: always", true},
+		{"the added restart policy no", "image: nginx", "image: nginx\n  restart: 'no'", true},
+		{"the added flag privileged", "image: nginx", "image: nginx\n  privileged: true", true},
+		{"an added stop grace period", "image: nginx", "image: nginx\n  stop_grace_period: 90s", true},
+		{"an added stop signal", "image: nginx", "image: nginx\n  stop_signal: SIGQUIT", true},
+		{"an added managed volume", "image: nginx", "image: nginx\n  managed_volumes: [{name: a, path: /a}]", true},
 		{"id", "id: web", "id: other", false},
-		{"the desired state", "id: web", "id: web\ndesired: stopped", false},
-		{"the revision name", "id: web", "id: web\nrevision: r2", false},
+		{"another desired state", "id: web", "id: web\ndesired: stopped", false},
+		{"an added revision name", "id: web", "id: web\nrevision: r2", false},
 		{"the group", "id: web", "id: web\ngroup: g", false},
 		{"the count", "id: web", "id: web\ncount: 3", false},
 		{"the priority", "id: web", "id: web\npriority: 3", false},
-		{"the required node labels", "id: web", "id: web\nlabels: {a: b}", false},
+		{"an added required node label", "id: web", "id: web\nlabels: {a: b}", false},
 		{"the constraints", "id: web", "id: web\nconstraints: [a = b]", false},
 		{"the tolerations", "id: web", "id: web\ntolerations: [a]", false},
-		{"the exclusive flag", "id: web", "id: web\nexclusive: true\non_lost_lease: stop", false},
+		{"the added flag exclusive", "id: web", "id: web\nexclusive: true\non_lost_lease: stop", false},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			text := strings.Replace(web, c.from, c.to, 1)
 			if text == web {
-				t.Fatal("the case of this test must change the document, but does not")
+				t.Fatal("the replacement of this case must change the document, but does not")
 			}
 			if got := contentOf(t, specOf(t, text)) != base; got != c.changes {
-				t.Errorf("the content changes: %v, want %v", got, c.changes)
+				t.Errorf("whether this change of the document changes the content hash: %v, want %v", got, c.changes)
 			}
 		})
 	}
 	t.Run("both forms of a VM have the same content", func(t *testing.T) {
 		if contentOf(t, withB64()) != contentOf(t, specOf(t, vm)) {
-			t.Error("the two forms of a VM must have the same content, but differ")
+			t.Error("the two forms of a VM must have the same content hash, but have different ones")
 		}
 		quota := specOf(t, vm+"resources: {cpu: 1500m, memory: 4Gi}\n")
 		inKey := withB64()
 		inKey.Resources = quota.Resources
 		if contentOf(t, quota) == contentOf(t, specOf(t, vm)) || contentOf(t, quota) != contentOf(t, inKey) {
-			t.Error("a CPU quota must change the content in both forms of a VM alike, but does not")
+			t.Error("a CPU quota must change the content hash of both forms of a VM to the same new hash, but does not")
 		}
 		if contentOf(t, specOf(t, vm+"resources: {cpu: 2, memory: 4Gi}\n")) != contentOf(t, specOf(t, vm)) {
-			t.Error("resources without a CPU quota must not change the content, but do")
+			t.Error("resources that need no CPU quota must not change the content hash of a VM, but do")
 		}
 	})
 	t.Run("a Compose file as text and in base64 has the same content", func(t *testing.T) {
@@ -185,7 +185,7 @@ func TestContentHashCoversTheseFields(t *testing.T) {
 		b := proto.CloneOf(a)
 		b.GetCompose().InlineYaml = base64.StdEncoding.EncodeToString([]byte(a.GetCompose().InlineYaml))
 		if contentOf(t, a) != contentOf(t, b) {
-			t.Error("the text and its base64 form must have the same content, but differ")
+			t.Error("a Compose file as text and as base64 must have the same content hash, but have different ones")
 		}
 	})
 	t.Run("the content depends on the sealing key", func(t *testing.T) {
@@ -197,7 +197,7 @@ func TestContentHashCoversTheseFields(t *testing.T) {
 			t.Error("the hash of a secret must depend on the key, but does not")
 		}
 		if _, err := Content(s, nil); !errors.Is(err, ErrNoKey) {
-			t.Errorf("Content of a specification with secrets and no key returned %v, want ErrNoKey", err)
+			t.Errorf("Content of a specification with secrets, called without a key, returned %v, want ErrNoKey", err)
 		}
 	})
 }
@@ -242,7 +242,7 @@ func TestPrepareOtherCommands(t *testing.T) {
 		t.Run(c.state, func(t *testing.T) {
 			p, err := Prepare(&controlv1.ApplyWorkloadRequest{WorkloadId: " w ", DesiredState: c.state}, nil)
 			if got := strings.ReplaceAll(p.Command.String(), "  ", " "); err != nil || got != c.want {
-				t.Errorf("the command is %s, error %v; want %s", got, err, c.want)
+				t.Errorf("Prepare returned the command %s and error %v; want %s", got, err, c.want)
 			}
 		})
 	}
@@ -254,7 +254,7 @@ func TestPrepareDeletesAGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	if w := put(t, p); w.GroupOf != "web" || len(w.Workloads) != 0 || fmt.Sprint(p.IDs) != "[web-0 web-1]" {
-		t.Errorf("the command is %v for ids %v, want none, and ids web-0 and web-1", w, p.IDs)
+		t.Errorf("the delete of a group has the workloads %v and the ids %v, want no workloads, and ids web-0 and web-1", w, p.IDs)
 	}
 }
 
@@ -280,7 +280,7 @@ func TestPrepareRefuses(t *testing.T) {
 		{"a negative amount of memory", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Resources.MemoryMb = -1 }), `spec.resources.memory_mb: must be 0 to 67108864 MiB, got "-1"`},
 		{"a disk above the limit", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Resources.DiskGb = 1 << 40 }), "spec.resources.disk_gb: must be"},
 		{"a container without an image", container(func(c *controlv1.ContainerSpec) { c.Image = " " }), "spec.container.image: must not be empty"},
-		{"the container port 0", container(func(c *controlv1.ContainerSpec) { c.Ports[0].ContainerPort = 0 }), "spec.container.ports[0].container_port: must be 1 to 65535"},
+		{"a port of the container that is 0", container(func(c *controlv1.ContainerSpec) { c.Ports[0].ContainerPort = 0 }), "spec.container.ports[0].container_port: must be 1 to 65535"},
 		{"two equal container ports without a host port", container(func(c *controlv1.ContainerSpec) { c.Ports = []*controlv1.Port{{ContainerPort: 1}, {ContainerPort: 1}} }), "already given an ephemeral host port"},
 		{"a redacted environment value", container(func(c *controlv1.ContainerSpec) { c.Env["A"] = "***" }), "spec.container.env.A: is the marker ***"},
 		{"a sealed environment value", container(func(c *controlv1.ContainerSpec) { c.Env["A"] = "sealed:1:0123456789abcdef:xx" }), "spec.container.env.A: is a sealed value"},
@@ -301,28 +301,28 @@ func TestPrepareRefuses(t *testing.T) {
 		{"memory below the engine's minimum", over(func(r *controlv1.ApplyWorkloadRequest) {
 			r.Spec.Resources = &controlv1.ResourceRequirements{MemoryMb: 4}
 		}), "must be 0 or at least 6 MiB"},
-		{"a variable longer than Linux takes", over(func(r *controlv1.ApplyWorkloadRequest) {
+		{"an environment variable longer than Linux allows", over(func(r *controlv1.ApplyWorkloadRequest) {
 			r.Spec.GetContainer().Env["BIG"] = strings.Repeat("x", engine.MaxArg)
 		}), "spec.container.env.BIG: is 131075 bytes with its name, and Linux takes at most 131071"},
-		{"an unknown capability", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().CapAdd = []string{"NET_ADMN"} }), "did you mean NET_ADMIN?"},
+		{"an unknown capability of the kernel", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().CapAdd = []string{"NET_ADMN"} }), "did you mean NET_ADMIN?"},
 		{"a UID that is too large", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().User = "2147483648" }), "must have a UID or GID of 0 to 2147483647"},
 		{"an invalid security option", over(func(r *controlv1.ApplyWorkloadRequest) {
 			r.Spec.GetContainer().SecurityOpt = []string{"no-new-privileges=maybe"}
 		}), "must be no-new-privileges=true or no-new-privileges=false"},
-		{"a seccomp profile of the node", over(func(r *controlv1.ApplyWorkloadRequest) {
+		{"a seccomp profile in a file of the node", over(func(r *controlv1.ApplyWorkloadRequest) {
 			r.Spec.GetContainer().SecurityOpt = []string{"seccomp=/etc/profile.json"}
 		}), "must be an option of the engine"},
 		{"a number of restarts with the restart policy always", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().RestartPolicy = "always:3" }), "must not have a number, which is for on-failure only: write always"},
 		{"a restart policy with a text in place of the number of restarts", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().RestartPolicy = "on-failure:x" }), "such as on-failure:3"},
-		{"too many restarts", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().RestartPolicy = "on-failure:2147483648" }), "must have at most 2147483647 restarts"},
-		{"a number of restarts of an exclusive workload", over(func(r *controlv1.ApplyWorkloadRequest) {
+		{"a restart policy with too many restarts", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().RestartPolicy = "on-failure:2147483648" }), "must have at most 2147483647 restarts"},
+		{"a restart policy with a number in an exclusive workload", over(func(r *controlv1.ApplyWorkloadRequest) {
 			r.Spec.GetContainer().RestartPolicy, r.Spec.Exclusive = "on-failure:3", true
 		}), "must not have a number in an exclusive workload"},
 		{"an image in upper case", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.GetContainer().Image = "Team/Web:1" }), `did you mean "team/web:1"?`},
-		{"an argument longer than Linux takes", over(func(r *controlv1.ApplyWorkloadRequest) {
+		{"an argument of the command longer than Linux allows", over(func(r *controlv1.ApplyWorkloadRequest) {
 			r.Spec.GetContainer().Command = []string{strings.Repeat("x", engine.MaxArg+1)}
 		}), "spec.container.command[0]: is 131072 bytes"},
-		{"a sealed VM in the metadata", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: "***"}}}, "is the marker"},
+		{"the marker *** in place of a VM in the metadata", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: "***"}}}, "is the marker"},
 		{"a VM in the metadata that cannot be decoded", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: "!"}}}, "is not base64, and no vm is given"},
 		{"cloud-init data above the limit", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: TypeVM,
 			Workload: &controlv1.WorkloadSpec_Vm{Vm: &controlv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInit: &controlv1.CloudInitConfig{UserData: strings.Repeat("a", maxCloudInit+1)}}}}}, "spec.vm.cloud_init.user_data: cloud-init-invalid"},
@@ -334,7 +334,7 @@ func TestPrepareRefuses(t *testing.T) {
 			_, err := Prepare(c.req, fixedKey{})
 			var all Errors
 			if !errors.As(err, &all) || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("Prepare returned\n     %v\nwant %s", err, c.want)
+				t.Errorf("Prepare returned the error\n     %v\nwant one that contains %s", err, c.want)
 			}
 		})
 	}
@@ -342,7 +342,7 @@ func TestPrepareRefuses(t *testing.T) {
 		t.Errorf("Prepare of a blank id returned %v, want ErrBlankID", err)
 	}
 	if _, err := Prepare(parseOne(t, web), nil); !errors.Is(err, ErrNoKey) {
-		t.Errorf("Prepare without a key returned %v, want ErrNoKey", err)
+		t.Errorf("Prepare of a specification with secrets, called without a key, returned %v, want ErrNoKey", err)
 	}
 }
 
@@ -380,13 +380,13 @@ func TestSecretsAtRest(t *testing.T) {
 			}
 			same(t, back, s)
 			if strings.Contains(string(stored), "hunter2") || strings.Contains(string(stored), base64.StdEncoding.EncodeToString([]byte("hunter2"))[:8]) {
-				t.Errorf("the stored form must not hold a secret in plain text, but does: %q", stored)
+				t.Errorf("the stored specification has a secret in plain text: %q", stored)
 			}
 			if _, err := Unseal("other", stored, key); !errors.Is(err, pki.ErrTampered) {
-				t.Errorf("a sealed value must not open under another workload, but: %v", err)
+				t.Errorf("Unseal of a value that was sealed for another workload returned %v, want pki.ErrTampered", err)
 			}
 			if _, err := Unseal("w", stored, testKey(t)); !errors.Is(err, pki.ErrWrongKey) {
-				t.Errorf("a sealed value must not open with another key, but: %v", err)
+				t.Errorf("Unseal of a value that was sealed with another key returned %v, want pki.ErrWrongKey", err)
 			}
 			sealed := &controlv1.WorkloadSpec{}
 			if err := proto.Unmarshal(stored, sealed); err != nil {
@@ -394,11 +394,11 @@ func TestSecretsAtRest(t *testing.T) {
 			}
 			shown := Redact(sealed)
 			if text := shown.String(); strings.Contains(text, "hunter2") || strings.Contains(text, "sealed:") || !strings.Contains(text, "***") {
-				t.Errorf("the redacted view must show *** for secrets, but is: %s", text)
+				t.Errorf("the redacted specification must show *** for every secret, but is: %s", text)
 			}
 			_, err = Prepare(&controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: shown}, key)
 			if err == nil || !strings.Contains(err.Error(), "is the marker ***") {
-				t.Errorf("Validate must refuse a redacted view, but returned: %v", err)
+				t.Errorf("Prepare of a redacted specification returned %v, want an error about the marker ***", err)
 			}
 			for _, detail := range []Detail{Brief, Full} {
 				if v := WorkloadView(&fsm.Workload{ID: "w", Spec: stored, Demand: &fsm.Demand{}, Actual: &fsm.Observation{}}, detail).String(); strings.Contains(v, "hunter2") || strings.Contains(v, "sealed:") {
@@ -491,7 +491,7 @@ func TestToAgentNamesTheNamespace(t *testing.T) {
 			{Type: TypeVM, Workload: &controlv1.WorkloadSpec_Vm{Vm: &controlv1.VMSpec{}}},
 		} {
 			if got := ToAgent(&fsm.Workload{ID: "web", Namespace: in, Demand: &fsm.Demand{}}, arm).GetSpec().GetNamespace(); got != want {
-				t.Errorf("%s of namespace %q: the agent gets %q, want the name of the namespace", arm.GetType(), in, got)
+				t.Errorf("for a %s in namespace %q the agent gets the namespace %q, want the name of the workload's namespace", arm.GetType(), in, got)
 			}
 		}
 	}
@@ -501,13 +501,13 @@ func TestToAgentCompose(t *testing.T) {
 	got := toAgent(t, "My.Shop", specOf(t, stack)).Spec.GetCompose()
 	text, err := base64.StdEncoding.DecodeString(got.ComposeYaml)
 	if err != nil || !strings.HasPrefix(string(text), "services:") || got.ProjectName != "my-shop" || got.Env["T"] != "secret" || got.SourceType != "inline" {
-		t.Errorf("the agent gets %v, error %v, want the decoded stack in project my-shop", got, err)
+		t.Errorf("the agent gets the stack %v with error %v, want the decoded Compose file in project my-shop", got, err)
 	}
 	same(t, toAgent(t, "g", specOf(t, gitS)).Spec.GetCompose(), &agentv1.ComposeSpec{ProjectName: "g", SourceType: "git",
 		GitRepo: "https://user:hunter2@example.com/a.git", GitRef: "main"})
 	for id, want := range map[string]string{"...": "workload", "_a": "a", "9": "9", "A_b": "a_b"} {
 		if got := projectName(id); got != want {
-			t.Errorf("project of %q is %q, want %q", id, got, want)
+			t.Errorf("the Compose project of workload %q is named %q, want %q", id, got, want)
 		}
 	}
 }
@@ -536,12 +536,12 @@ func TestVolumesOfAStack(t *testing.T) {
 	}
 	s.GetCompose().ManagedVolumes = nil
 	if without, err := Content(s, fixedKey{}); err != nil || without == with {
-		t.Errorf("content %q, error %v: a volume of the stack must change the content, but did not", without, err)
+		t.Errorf("without the managed volume the content hash of the stack is %q with error %v, want another hash than with the volume", without, err)
 	}
 	bad := specOf(t, stackWithVolume)
 	bad.GetCompose().ManagedVolumes[0].MountPath = "/data"
 	if err := Validate(&controlv1.ApplyWorkloadRequest{WorkloadId: "shop", Spec: bad}); len(err) == 0 || !strings.Contains(err.Error(), "spec.compose.managed_volumes[0].mount_path: must be empty") {
-		t.Errorf("Validate returned %v, want that mount_path must be empty", err)
+		t.Errorf("Validate of a stack whose managed volume has a mount_path returned %v, want that mount_path must be empty", err)
 	}
 }
 
@@ -673,10 +673,10 @@ func TestNormaliseProperties(t *testing.T) {
 		Normalise(again)
 		b, err := Content(again, fixedKey{})
 		if err != nil || a != b {
-			t.Fatalf("the contents must be equal, but are %s and %s, error %v", a, b, err)
+			t.Fatalf("the normalised specification and its normalised decoded copy have the content hashes %s and %s (error %v), want the same hash", a, b, err)
 		}
 		if !proto.Equal(DemandOf("w", once), DemandOf("w", again)) {
-			t.Fatal("the demands of equal specifications must be equal, but differ")
+			t.Fatal("the normalised specification and its normalised decoded copy have different demands, want the same")
 		}
 		stored, err := Seal("w", once, fixedKey{})
 		if err != nil {
@@ -769,10 +769,10 @@ func TestAsksOfSpecifications(t *testing.T) {
 			"container.user users 0", "container.pids_limit max_pids -1", "container.ports[0] ports |0/tcp", "container.ports[1] ports |22/tcp",
 			"container requires user,cpu,memory",
 		}},
-		{"a virtual machine with a disk of its own", machine(&agentv1.DiskConfig{SizeGb: 1}), nil},
-		{"a virtual machine with its disk at the default path", machine(&agentv1.DiskConfig{Device: "vda", Path: "/var/lib/libvirt/images/w-vda.qcow2"}), nil},
-		{"a virtual machine with the disk of another virtual machine", machine(&agentv1.DiskConfig{Device: "vda", Path: "/var/lib/libvirt/images/x-vda.qcow2"}), []string{"vm.disks[0].path disks /var/lib/libvirt/images/x-vda.qcow2"}},
-		{"a virtual machine with a disk device of the host", machine(&agentv1.DiskConfig{Path: "/dev/sda"}), []string{"vm.disks[0].path disks /dev/sda"}},
+		{"a virtual machine with a disk without a path asks for nothing", machine(&agentv1.DiskConfig{SizeGb: 1}), nil},
+		{"a virtual machine with its disk at the default path asks for nothing", machine(&agentv1.DiskConfig{Device: "vda", Path: "/var/lib/libvirt/images/w-vda.qcow2"}), nil},
+		{"a virtual machine with the disk of another virtual machine asks for that disk", machine(&agentv1.DiskConfig{Device: "vda", Path: "/var/lib/libvirt/images/x-vda.qcow2"}), []string{"vm.disks[0].path disks /var/lib/libvirt/images/x-vda.qcow2"}},
+		{"a virtual machine with a disk device of the host asks for that device", machine(&agentv1.DiskConfig{Path: "/dev/sda"}), []string{"vm.disks[0].path disks /dev/sda"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := proto.CloneOf(tt.spec)
@@ -782,7 +782,7 @@ func TestAsksOfSpecifications(t *testing.T) {
 				got = append(got, a.GetField()+" "+a.GetRule()+" "+a.GetValue())
 			}
 			if !slices.Equal(got, tt.want) {
-				t.Errorf("the asks are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
+				t.Errorf("the specification has the asks\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
 			}
 		})
 	}

@@ -21,13 +21,13 @@ func TestMarkersNeedStoredValues(t *testing.T) {
 		req := parseOne(t, text)
 		want := "spec." + path + ": is the marker ***, which keeps the stored value, and this workload has none there"
 		if _, err := Prepare(req, testKey(t)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: Prepare returns %v, want %s", path, err, want)
+			t.Errorf("field %s has the marker ***: Prepare returned %v, want %s", path, err, want)
 		}
 		if _, err := Keep(req, nil); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: Keep returns %v, want %s", path, err, want)
+			t.Errorf("field %s has the marker ***: Keep without a stored specification returned %v, want %s", path, err, want)
 		}
 		if !KeepsSecrets(req.GetSpec()) {
-			t.Errorf("%s: the marker is not found", path)
+			t.Errorf("field %s has the marker ***, but KeepsSecrets returned false", path)
 		}
 	}
 }

@@ -22,7 +22,7 @@ func TestReschedule(t *testing.T) {
 			got = fmt.Sprint(d.GetAttempts(), d.GetInterval()/1e9)
 		}
 		if got != c.want {
-			t.Errorf("%q gives the limit %q, want %q", c.text, got, c.want)
+			t.Errorf("a file with %q gives the limit of moves (attempts, interval in seconds) %q, want %q", c.text, got, c.want)
 		}
 		x, err := Content(r.Spec, nil)
 		if err != nil {
@@ -32,7 +32,7 @@ func TestReschedule(t *testing.T) {
 			content = x
 		}
 		if x != content && !strings.Contains(c.text, "kind") {
-			t.Errorf("%q changes the content, want the same: no instance is recreated for it", c.text)
+			t.Errorf("a file with %q has another content hash, want the same, because no instance is recreated for this field", c.text)
 		}
 	}
 	for text, want := range map[string]string{
@@ -44,7 +44,7 @@ func TestReschedule(t *testing.T) {
 		"kind: system\nreschedule: {attempts: 1}":    "reschedule: is not for workloads with a member on every node",
 	} {
 		if _, err := Parse("t.yaml", []byte(web+text+"\n"), Options{}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: the error is %v, want %q in it", text, err, want)
+			t.Errorf("Parse of a file with %q returned error %v, want an error that contains %q", text, err, want)
 		}
 	}
 }

@@ -21,11 +21,11 @@ func TestRestartWithANumber(t *testing.T) {
 		r := parseOne(t, "id: web\ncontainer: {image: 'nginx:1', restart: '"+given+"'}\n")
 		Normalise(r.Spec)
 		if got := r.Spec.GetContainer().GetRestartPolicy(); got != want.stored {
-			t.Errorf("%s is stored as %s, want %s", given, got, want.stored)
+			t.Errorf("the restart policy %s is stored as %s, want %s", given, got, want.stored)
 		}
 		p := ToAgent(&fsm.Workload{ID: "web"}, r.Spec).GetSpec().GetContainer().GetRestartPolicy()
 		if p.GetPolicy() != want.word || p.GetMaxRetryCount() != want.times {
-			t.Errorf("%s: the agent gets %v, want %s with %d restarts", given, p, want.word, want.times)
+			t.Errorf("restart policy %s: the agent gets the policy %v, want %s with %d restarts", given, p, want.word, want.times)
 		}
 	}
 }

@@ -34,17 +34,17 @@ func check(t interface {
 func TestSchemaAcceptsDocumentsOfTheDecoder(t *testing.T) {
 	texts := map[string]string{
 		"every field": everyField, "the wire's names": everyFieldWire,
-		"words in other cases": "id: a\ndesired: Running\ncontainer: {image: x, restart: ALWAYS, ports: [{container: 80, protocol: TCP}]}\n",
-		"null is unset":        "id: a\ngroup:\nresources: ~\ncontainer: {image: x, env: , ports: null}\n",
-		"a list":               "- {id: a, container: {image: x}}\n- {id: b, container: {image: x}}\n",
-		"a VM":                 "id: v\nvm: {cpus: 2, memory: 1Gi, image: /x.qcow2, disks: [{size: 1Gi}], networks: [default, {network: lan, ip: 10.0.0.2}], cloud_init: {user_data: x}}\n",
-		"a stack from git":     "id: s\ncompose: {git: \"https://example.org/x.git#main\", env: [A=b, {C: d}]}\n",
-		"a Compose file":       "name: s\nservices: {web: {image: x}}\n",
-		"anchors":              "id: a\ncontainer: &c {image: x}\n---\nid: b\ncontainer: {image: y, env: {A: 1.5, B: true, C: }}\n",
+		"words in upper and lower case": "id: a\ndesired: Running\ncontainer: {image: x, restart: ALWAYS, ports: [{container: 80, protocol: TCP}]}\n",
+		"fields with the value null":    "id: a\ngroup:\nresources: ~\ncontainer: {image: x, env: , ports: null}\n",
+		"a list":                        "- {id: a, container: {image: x}}\n- {id: b, container: {image: x}}\n",
+		"a VM":                          "id: v\nvm: {cpus: 2, memory: 1Gi, image: /x.qcow2, disks: [{size: 1Gi}], networks: [default, {network: lan, ip: 10.0.0.2}], cloud_init: {user_data: x}}\n",
+		"a stack from git":              "id: s\ncompose: {git: \"https://example.org/x.git#main\", env: [A=b, {C: d}]}\n",
+		"a Compose file":                "name: s\nservices: {web: {image: x}}\n",
+		"anchors":                       "id: a\ncontainer: &c {image: x}\n---\nid: b\ncontainer: {image: y, env: {A: 1.5, B: true, C: }}\n",
 	}
 	files, err := filepath.Glob("../examples/*.*")
 	if err != nil || len(files) < 5 {
-		t.Fatalf("the examples are %v, error %v", files, err)
+		t.Fatalf("the example workload files are %v (error %v), want at least 5 files and no error", files, err)
 	}
 	for _, f := range files {
 		data, err := os.ReadFile(f)
@@ -148,14 +148,14 @@ func TestPlainComposeFile(t *testing.T) {
 		options    Options
 		id, err    string
 	}{
-		{"the stack has the name in the file", "name: shop\n" + file, Options{}, "shop", ""},
-		{"the name that Compose derives takes precedence", "name: shop\n" + file, Options{Stack: named("folder")}, "folder", ""},
-		{"the name in Options takes precedence", "name: shop\n" + file, Options{Name: "other"}, "other", ""},
-		{"a fault of the stack", file, Options{Stack: faulty}, "", "f:4:1: services.web.image: is wrong"},
-		{"a fault in another file of the stack", "---\n" + file, Options{Stack: faulty}, "", "beside:7:1: is wrong too"},
+		{"a stack gets the name in its Compose file", "name: shop\n" + file, Options{}, "shop", ""},
+		{"the name that the stack loader derives takes precedence over the name in the file", "name: shop\n" + file, Options{Stack: named("folder")}, "folder", ""},
+		{"the name in Options takes precedence over the name in the file", "name: shop\n" + file, Options{Name: "other"}, "other", ""},
+		{"a fault in the Compose file names its line", file, Options{Stack: faulty}, "", "f:4:1: services.web.image: is wrong"},
+		{"a fault in another file of the stack names that file", "---\n" + file, Options{Stack: faulty}, "", "beside:7:1: is wrong too"},
 		{"a Compose file without a name", file, Options{}, "", "f:2:1: name: a Compose file needs a name"},
-		{"an invalid name in the file", file, Options{Name: "a b"}, "", "workload_id: must be a letter or digit"},
-		{"a key that nodes refuse", "name: x\nservices:\n  web:\n    build: .\n", Options{}, "", "f:4:1: services.web.build: is refused by nodes: nodes build no images"},
+		{"an invalid name in Options is refused", file, Options{Name: "a b"}, "", "workload_id: must be a letter or digit"},
+		{"a Compose file with a key that nodes refuse", "name: x\nservices:\n  web:\n    build: .\n", Options{}, "", "f:4:1: services.web.build: is refused by nodes: nodes build no images"},
 		{"a Compose file without services", "name: x\nservices: {}\n", Options{}, "", "services must name at least one service"},
 		{"a specification is not taken for a Compose file", "id: x\nservices: {}\ncontainer: {image: y}\n", Options{}, "", `unknown field "services"`},
 	} {
@@ -163,7 +163,7 @@ func TestPlainComposeFile(t *testing.T) {
 			reqs, err := Parse("f", []byte(c.text), c.options)
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
-					t.Errorf("Parse returned error %v, want %s", err, c.err)
+					t.Errorf("Parse of the Compose file returned error %v, want an error that contains %s", err, c.err)
 				}
 				return
 			}
@@ -171,7 +171,7 @@ func TestPlainComposeFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(reqs) != 1 || reqs[0].GetWorkloadId() != c.id || reqs[0].GetSpec().GetCompose().GetInlineYaml() != c.text {
-				t.Errorf("Parse returned %v, want the stack with this name", reqs)
+				t.Errorf("Parse of the Compose file returned the requests %v, want one stack with the name of the case", reqs)
 			}
 			if _, err := Prepare(reqs[0], testKey(t)); err != nil {
 				t.Error(err)
@@ -182,6 +182,6 @@ func TestPlainComposeFile(t *testing.T) {
 		return Stack{Name: s.Name, Env: map[string]string{"A": "1"}}, nil
 	}})
 	if err != nil || reqs[0].GetSpec().GetCompose().GetEnv()["A"] != "1" {
-		t.Errorf("Parse with a stack loader returned %v, error %v", reqs, err)
+		t.Errorf("Parse with a stack loader returned the requests %v and error %v, want one request with the loaded environment", reqs, err)
 	}
 }

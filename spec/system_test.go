@@ -14,10 +14,10 @@ func TestSystemWorkloadsInFiles(t *testing.T) {
 		name, text  string
 		maxParallel int32
 	}{
-		{"a system workload is updated one by one", "kind: system\n", 1},
+		{"the members of a system workload are updated one by one", "kind: system\n", 1},
 		{"a system workload with an update policy of its own", "kind: System\nupdate: {max_parallel: 3}\n", 3},
 		{"a job may run on several nodes at a time", "kind: job\njob: {every_node: true, parallelism: 2}\n", 0},
-		{"jobs are not updated one by one", "kind: job\njob: {every_node: true}\n", 0},
+		{"the members of a job on every node are updated at once", "kind: job\njob: {every_node: true}\n", 0},
 	} {
 		p, err := Prepare(parseOne(t, "id: log\ncontainer: {image: a}\n"+c.text), nil)
 		if err != nil {
@@ -26,7 +26,7 @@ func TestSystemWorkloadsInFiles(t *testing.T) {
 		put := p.Command.GetPutWorkloads()
 		w := put.GetWorkloads()[0]
 		if len(put.GetWorkloads()) != 1 || put.GetGroupOf() != "" || w.GetDemand().GetTemplate().GetKind() != fsm.TemplateSystem || put.GetUpdate().GetMaxParallel() != c.maxParallel {
-			t.Errorf("%s: the command is %v, want a template with this update policy", c.name, put)
+			t.Errorf("%s: the command is %v, want a template with the update policy of the case", c.name, put)
 		}
 	}
 }
@@ -48,7 +48,7 @@ func TestSystemFaults(t *testing.T) {
 		{"id: log\nkind: job\njob: {every_node: true}\nupdate: {max_parallel: 1}\ncontainer: {image: a}\n", "update: is for services"},
 	} {
 		if _, err := Parse("t.yaml", []byte(c.text), Options{}); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("Parse returned %v, want %q\n%s", err, c.want, c.text)
+			t.Errorf("Parse returned %v, want an error that contains %q, for the file\n%s", err, c.want, c.text)
 		}
 	}
 }

@@ -78,7 +78,7 @@ func (e *Errors) update(s *controlv1.WorkloadSpec) {
 	switch {
 	case OnEveryNode(s):
 		e.add(at+".canary", "is for the copies of a count", strconv.Itoa(int(u.GetCanary())))
-	case count == 0: // no copy runs
+	case count == 0: // a count of 0: no copy runs, so canary has no upper limit here
 	case first && int(u.GetCanary()) > count:
 		e.addf(at+".canary", strconv.Itoa(int(u.GetCanary())), "must be at most %s, %d: as many extra copies run until the promotion", of, count)
 	case !first && int(u.GetCanary()) >= count:

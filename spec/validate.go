@@ -350,7 +350,7 @@ func (e *Errors) env(at string, env map[string]string) {
 			}
 		case !isText(v):
 			e.add(at+"."+k, "must be text without NUL", "")
-		case e.secret(at+"."+k, v): // refused, or the redaction marker
+		case e.secret(at+"."+k, v): // a sealed value, which secret has refused, or the redaction marker, which keeps the stored value
 		default:
 			if rule := engine.Arg(len(k) + len("=") + len(v)); rule != "" {
 				e.add(at+"."+k, rule, "")

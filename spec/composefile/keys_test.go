@@ -23,7 +23,7 @@ func TestEveryComposeKeyHasAVerdict(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(doc.Properties) == 0 || len(doc.Defs["service"].Properties) == 0 || len(doc.Defs["deployment"].Properties) == 0 {
-		t.Fatal("this test does not fit the schema of the Compose library any more: it has no properties where they are expected")
+		t.Fatal("the schema of the Compose library has no properties where this test expects them: adapt the test to the schema")
 	}
 	want := []string{"services.*.deploy.resources.limits", "services.*.deploy.resources.reservations"}
 	for prefix, keys := range map[string]map[string]json.RawMessage{
@@ -37,22 +37,22 @@ func TestEveryComposeKeyHasAVerdict(t *testing.T) {
 	for _, r := range rules() {
 		have = append(have, r.path)
 		if r.verdict != Honoured && r.note == "" {
-			t.Errorf("key %s has verdict %s and must have a note, but has none", r.path, r.verdict)
+			t.Errorf("key %s is %s by nodes, so it must have a note that says why, but has none", r.path, r.verdict)
 		}
 	}
 	slices.Sort(want)
 	slices.Sort(have)
 	for _, key := range want {
 		if !slices.Contains(have, key) {
-			t.Errorf("key %s of Compose must have a verdict in the table, but has none", key)
+			t.Errorf("key %s of Compose has no entry in the table of treatments", key)
 		}
 	}
 	for i, key := range have {
 		if !slices.Contains(want, key) {
-			t.Errorf("key %s has a verdict in the table, but Compose has no such key", key)
+			t.Errorf("the table of treatments has key %s, but Compose has no such key", key)
 		}
 		if i > 0 && have[i-1] == key {
-			t.Errorf("key %s must have one verdict, but has two", key)
+			t.Errorf("the table of treatments has two entries for key %s, want one", key)
 		}
 	}
 }
@@ -62,13 +62,13 @@ func TestKeysListTheTreatmentOfEachKey(t *testing.T) {
 		name, text string
 		want       []string
 	}{
-		{"a key of every treatment", "version: '3'\nservices:\n  web:\n    image: x\n    profiles: [p]\n    x-mine: {a: 1}\n    bogus: 1\n    deploy:\n      replicas: 2\n      placement: {}\n      resources:\n        limits: {cpus: '1'}\n",
+		{"a file with one key of every treatment", "version: '3'\nservices:\n  web:\n    image: x\n    profiles: [p]\n    x-mine: {a: 1}\n    bogus: 1\n    deploy:\n      replicas: 2\n      placement: {}\n      resources:\n        limits: {cpus: '1'}\n",
 			[]string{"1 version ignored", "4 services.web.image honoured", "5 services.web.profiles translated", "6 services.web.x-mine ignored", "7 services.web.bogus refused",
 				"9 services.web.deploy.replicas honoured", "10 services.web.deploy.placement ignored", "12 services.web.deploy.resources.limits honoured"}},
-		{"build beside image", "services: {a: {build: ., image: x}, b: {build: .}}", []string{"1 services.a.build ignored", "1 services.a.image honoured", "1 services.b.build refused"}},
-		{"secrets and configs", "services: {a: {image: x}}\nsecrets:\n  db: {external: true, name: shop-db}\n  own: {file: ./x}\nconfigs: {c: {external: false, content: x}}",
+		{"a service with both build and image, and one with build only", "services: {a: {build: ., image: x}, b: {build: .}}", []string{"1 services.a.build ignored", "1 services.a.image honoured", "1 services.b.build refused"}},
+		{"top-level secrets and configs of a file", "services: {a: {image: x}}\nsecrets:\n  db: {external: true, name: shop-db}\n  own: {file: ./x}\nconfigs: {c: {external: false, content: x}}",
 			[]string{"1 services.a.image honoured", "3 secrets.db translated", "4 secrets.own honoured", "5 configs.c honoured"}},
-		{"a merged service", "x-base: &b {tty: true}\nservices: {a: {<<: *b, image: x}}", []string{"1 x-base ignored", "1 services.a.tty honoured", "2 services.a.image honoured"}},
+		{"a service with keys merged from an anchor", "x-base: &b {tty: true}\nservices: {a: {<<: *b, image: x}}", []string{"1 x-base ignored", "1 services.a.tty honoured", "2 services.a.image honoured"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			keys, err := Keys(c.text)
