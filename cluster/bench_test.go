@@ -27,7 +27,7 @@ func BenchmarkMachineApply(b *testing.B) {
 			apply := func(frames []byte) {
 				index++
 				if a, ok := m.Apply(&raft.Log{Index: index, Term: 1, Data: frames}).(*applied); !ok || a.results[0].Err() != nil {
-					b.Fatalf("entry %d was not applied: %v", index, a)
+					b.Fatalf("log entry %d was not applied: %v", index, a)
 				}
 			}
 			apply(framed(b, &commandv1.Command{

@@ -78,10 +78,10 @@ func (c *copied) refused() {
 	select {
 	case <-twin.Halted():
 	case <-time.After(patience):
-		t.Fatalf("the copy must stop, but did not; its state is: %s", c.describe())
+		t.Fatalf("the replica on the copy must halt, but still runs; the group is: %s", c.describe())
 	}
 	if err := twin.Err(); !errors.Is(err, ErrCopied) || !contains(err.Error(), c.addr) || !contains(err.Error(), twin.RaftAddr()) {
-		t.Errorf("the replica stopped because of %v, want ErrCopied with both addresses", err)
+		t.Errorf("the replica on the copy halted because of %v, want ErrCopied with the addresses of the original and of the copy", err)
 	}
 	if mode, why := twin.LocalMode(); mode != fsm.ModeDegraded || !contains(why, c.addr) {
 		t.Errorf("the copy is in mode %s: %s, want degraded with the address of the original", mode, why)
@@ -110,7 +110,7 @@ func (c *copied) refused() {
 	}
 	testbed.Until(t, "an event", func() bool { return len(events()) > 0 })
 	if e := events(); len(e) != 1 || !contains(e[0], c.addr) || !contains(e[0], twin.RaftAddr()) {
-		t.Errorf("the events about copies are %q, want one with both addresses", e)
+		t.Errorf("the events about copies are %q, want one with the addresses of the original and of the copy", e)
 	}
 }
 
@@ -128,8 +128,8 @@ func shownCopies(n *Node, id string) []string {
 func TestACopiedMachineIsStopped(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		before bool // here the copy starts before the original
-	}{{"the copy starts after the original", false}, {"the original and the copy restart, the copy first", true}} {
+		before bool // true: the copy starts before the original
+	}{{"the copy starts after the original", false}, {"the original and the copy restart, and the copy starts first", true}} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := newCopied(t)
 			order := []int{c.i, c.copy}
@@ -145,13 +145,13 @@ func TestACopiedMachineIsStopped(t *testing.T) {
 			c.close(c.copy)
 			c.start(c.copy)
 			if err := c.snapshot()[c.copy].Err(); !errors.Is(err, ErrCopied) {
-				t.Errorf("a copy that starts again stopped because of %v, want ErrCopied", err)
+				t.Errorf("a replica on a known copy that starts again halted because of %v, want ErrCopied", err)
 			}
 			c.refused()
 			c.close(c.copy)
 			c.put("w", 1)
 			first := c.snapshot()[c.i]
-			testbed.Until(t, "the original replica has the new data", func() bool { return value(first.Store().View(), "w") == 1 })
+			testbed.Until(t, "the original replica has the newest write", func() bool { return value(first.Store().View(), "w") == 1 })
 			if tt.before {
 				return
 			}
@@ -242,7 +242,7 @@ func TestACopyDoesNotChangeTheRecordOfTheOriginal(t *testing.T) {
 		}
 		for _, ch := range b.Changes {
 			if r := ch.NewReplica(); r != nil && r.ID == c.id && r.RaftAddr != c.addr {
-				t.Errorf("the record of the original replica names %s, want its own address", r.RaftAddr)
+				t.Errorf("the record of the original replica has the Raft address %s, want its own address", r.RaftAddr)
 			}
 			last = last || ch.NewWorkload() != nil && ch.Key == "last"
 		}
@@ -260,12 +260,12 @@ func TestAMovedDirectoryTakesPart(t *testing.T) {
 	if mode, why := n.LocalMode(); mode != fsm.ModeDegraded || why != n.Waiting() {
 		t.Errorf("the moved replica is in mode %s: %s, want degraded with the reason why it waits", mode, why)
 	}
-	testbed.Until(t, "the configuration follows", func() bool {
+	testbed.Until(t, "the Raft configuration has the replica's new address", func() bool {
 		s, ok := c.waitLeader().find(c.id)
 		return ok && string(s.Address) == n.RaftAddr()
 	})
 	c.put("w", 1)
-	testbed.Until(t, "the moved replica has the data", func() bool { return value(n.Store().View(), "w") == 1 })
+	testbed.Until(t, "the moved replica has the write", func() bool { return value(n.Store().View(), "w") == 1 })
 	if n.Waiting() != "" {
 		t.Errorf("the moved replica waits because of %q, want no reason", n.Waiting())
 	}
@@ -300,7 +300,7 @@ func TestASecondAddressIsNoCopy(t *testing.T) {
 	}
 	g.close(i)
 	n := g.start(i)
-	testbed.Until(t, "the configuration follows", func() bool {
+	testbed.Until(t, "the Raft configuration has the replica's new address", func() bool {
 		s, ok := g.waitLeader().find(n.ID())
 		return ok && string(s.Address) == second
 	})
@@ -316,15 +316,15 @@ func TestMayBeCopy(t *testing.T) {
 		now  location
 		want bool
 	}{
-		{"the same address and the same directory", was, false},
-		{"the same address and directory after a restart of the machine", location{"b2", "8:5", "a:1"}, false},
-		{"another address, the same directory", location{"b1", "8:5", "b:1"}, false},
+		{"a directory at the same address and path", was, false},
+		{"a directory at the same address and path after a restart of the machine", location{"b2", "8:5", "a:1"}, false},
+		{"the same directory with another address", location{"b1", "8:5", "b:1"}, false},
 		{"another directory and another address, the same machine", location{"b1", "8:6", "b:1"}, true},
 		{"another address on another machine", location{"b2", "8:5", "b:1"}, true},
 		{"another directory at the same address", location{"b1", "8:6", "a:1"}, false},
 	} {
 		if got := tt.now.mayBeCopy(was); got != tt.want {
-			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)
+			t.Errorf("%s: whether the directory may be a copy is %t, want %t", tt.name, got, tt.want)
 		}
 		if tt.now.mayBeCopy(location{}) {
 			t.Errorf("%s: a directory without a stored place must not count as a possible copy", tt.name)

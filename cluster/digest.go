@@ -77,7 +77,8 @@ func (n *Node) compareAt(index, own uint64) {
 	n.halt(err)
 }
 
-// digestAnswer is the digest that one voter returned, with the voter's present feature level.
+// digestAnswer is the digest of the state that one voter returned, with the voter's present
+// feature level.
 type digestAnswer struct {
 	digest uint64
 	level  uint32

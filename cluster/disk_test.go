@@ -50,12 +50,12 @@ func TestSnapshotAndRestoreUnderLoad(t *testing.T) {
 	// Wait until the leader's log no longer has the entries that the absent follower lacks, so that
 	// the follower needs a snapshot.
 	gone := away.raft.LastIndex()
-	testbed.Until(t, "the log compacted", func() bool {
+	testbed.Until(t, "the leader's log no longer has the entries that the follower lacks", func() bool {
 		first, err := leader.logs.FirstIndex()
 		return err == nil && first > gone+1
 	})
 	back := g.start(i)
-	testbed.Until(t, "a snapshot installed", func() bool { return back.Store().View().Info().Index > gone })
+	testbed.Until(t, "the follower has installed a snapshot", func() bool { return back.Store().View().Info().Index > gone })
 	cancel()
 	total := <-load
 	leader, end := g.put("end", 1)
@@ -71,7 +71,7 @@ func TestSnapshotAndRestoreUnderLoad(t *testing.T) {
 	// A replica that restarts must load the snapshot first.
 	g.close(i)
 	back = g.start(i)
-	testbed.Until(t, "the restarted replica has all data", func() bool { return value(back.Store().View(), "end") == 1 })
+	testbed.Until(t, "the restarted replica has all writes", func() bool { return value(back.Store().View(), "end") == 1 })
 	t.Logf("%d writes", total)
 	if back.Err() != nil {
 		t.Error(back.Err())
@@ -121,35 +121,35 @@ func TestCorruptDataIsNamed(t *testing.T) {
 		snapshot bool
 		damage   func(dir string) (string, error)
 	}{
-		{"a damaged state in a snapshot", true, func(dir string) (string, error) {
+		{"the state in a snapshot is damaged", true, func(dir string) (string, error) {
 			path := newestSnapshot(t, dir)
 			return filepath.Base(path), flip(filepath.Join(path, "state.bin"), nil)
 		}},
-		{"damaged metadata of a snapshot", true, func(dir string) (string, error) {
+		{"the metadata of a snapshot is damaged", true, func(dir string) (string, error) {
 			path := newestSnapshot(t, dir)
 			return filepath.Base(path), os.WriteFile(filepath.Join(path, "meta.json"), []byte("{"), 0o600)
 		}},
 		{"the folder of snapshots is missing", true, func(dir string) (string, error) {
 			return logFile, os.RemoveAll(filepath.Join(dir, RaftDir, "snapshots"))
 		}},
-		{"a damaged byte of an entry", false, func(dir string) (string, error) {
+		{"one byte of a log entry is damaged", false, func(dir string) (string, error) {
 			return logFile, flip(logPath(dir), []byte("needle"))
 		}},
-		{"a truncated log", false, func(dir string) (string, error) {
+		{"the log file is truncated", false, func(dir string) (string, error) {
 			return logFile, os.Truncate(logPath(dir), 20000)
 		}},
-		{"a log file with other content", false, func(dir string) (string, error) {
+		{"the log file has other content", false, func(dir string) (string, error) {
 			return logFile, os.WriteFile(logPath(dir), bytes.Repeat([]byte("nonsense"), 8192), 0o600)
 		}},
-		{"a damaged term", false, changeStable(keyTerm, func(v []byte) []byte { v[1] ^= 0x10; return v })},
-		{"a damaged term of the last vote", false, changeStable(keyLastVote, func(v []byte) []byte { v[7] ^= 1; return v })},
-		{"a damaged candidate of the last vote", false, changeStable(keyCandidate, func(v []byte) []byte { v[0] ^= 1; return v })},
-		{"a damaged checksum of the term", false, changeStable(keyTerm, func(v []byte) []byte { v[15] ^= 0x80; return v })},
-		{"the term is missing", false, changeStable(keyTerm, func([]byte) []byte { return nil })},
-		{"a stored term that is older than the entries", false, changeStable(keyTerm, func([]byte) []byte { return seal(keyTerm, make([]byte, 8)) })},
-		{"a damaged replica id", false, changeStable(keyReplicaID, func(v []byte) []byte { v[3] ^= 4; return v })},
-		{"an unknown key in the stable store", false, changeStable([]byte("CurrentTesm"), func([]byte) []byte { return seal([]byte("CurrentTesm"), make([]byte, 8)) })},
-		{"a missing entry of the log", false, func(dir string) (string, error) {
+		{"the stored term is damaged", false, changeStable(keyTerm, func(v []byte) []byte { v[1] ^= 0x10; return v })},
+		{"the stored term of the last vote is damaged", false, changeStable(keyLastVote, func(v []byte) []byte { v[7] ^= 1; return v })},
+		{"the stored candidate of the last vote is damaged", false, changeStable(keyCandidate, func(v []byte) []byte { v[0] ^= 1; return v })},
+		{"the checksum of the stored term is damaged", false, changeStable(keyTerm, func(v []byte) []byte { v[15] ^= 0x80; return v })},
+		{"the stored term is missing", false, changeStable(keyTerm, func([]byte) []byte { return nil })},
+		{"the stored term is older than the terms of the log entries", false, changeStable(keyTerm, func([]byte) []byte { return seal(keyTerm, make([]byte, 8)) })},
+		{"the stored replica id is damaged", false, changeStable(keyReplicaID, func(v []byte) []byte { v[3] ^= 4; return v })},
+		{"the stable store has an unknown key", false, changeStable([]byte("CurrentTesm"), func([]byte) []byte { return seal([]byte("CurrentTesm"), make([]byte, 8)) })},
+		{"an entry in the middle of the log is missing", false, func(dir string) (string, error) {
 			db, err := bbolt.Open(logPath(dir), 0o600, nil)
 			if err != nil {
 				return "", err
@@ -204,12 +204,12 @@ func TestCorruptDataIsNamed(t *testing.T) {
 func TestErrorsOfTheMachineAreNoDamage(t *testing.T) {
 	for _, e := range []error{syscall.EMFILE, syscall.ENOSPC, syscall.ENOMEM, syscall.EACCES} {
 		if err := corrupt(&os.PathError{Op: "open", Path: "log.db", Err: e}, "raft log %s", "log.db"); errors.Is(err, ErrCorrupt) || !errors.Is(err, e) {
-			t.Errorf("corrupt of the machine error %v returned %v, want only that error", e, err)
+			t.Errorf("corrupt of %v, an error of the machine, returned %v, want only that error", e, err)
 		}
 	}
 	for _, e := range []error{syscall.EIO, errors.New("invalid database")} {
 		if err := corrupt(e, "raft log"); !errors.Is(err, ErrCorrupt) {
-			t.Errorf("corrupt of the read error %v returned %v, want ErrCorrupt", e, err)
+			t.Errorf("corrupt of %v, an error of reading the data, returned %v, want ErrCorrupt", e, err)
 		}
 	}
 	g := newGroup(t, 1)
@@ -221,7 +221,7 @@ func TestErrorsOfTheMachineAreNoDamage(t *testing.T) {
 	}
 	defer db.Close()
 	if _, err := g.open(0); err == nil || errors.Is(err, ErrCorrupt) {
-		t.Errorf("opening a log that another program holds returned %v, want an error that is not ErrCorrupt", err)
+		t.Errorf("opening a log file that another program has locked returned %v, want an error that is not ErrCorrupt", err)
 	}
 }
 
@@ -288,18 +288,18 @@ func TestAnImplausibleTermIsNotAdopted(t *testing.T) {
 		},
 	} {
 		if err := call(); err == nil || !contains(err.Error(), ErrTermLeap.Error()) {
-			t.Errorf("message %s: error %v, want a refusal of the term", name, err)
+			t.Errorf("message %s with an implausible term returned error %v, want ErrTermLeap", name, err)
 		}
 	}
 	if n := m.of("refused term"); n < 3 {
-		t.Errorf("%d refused terms were reported, want one for each message", n)
+		t.Errorf("%d refused terms were reported to Metrics, want one for each message", n)
 	}
 	if err := damaged.trans.leap("x", term+maxTermLeap); err != nil {
 		t.Errorf("a plausible term must be accepted, but was refused: %v", err)
 	}
 	g.put("w", 1)
 	if now := leader.raft.CurrentTerm(); now > term+maxTermLeap {
-		t.Errorf("the term is %d after the refused messages, want %d as before", now, term)
+		t.Errorf("the replica's term is %d after the refused messages, want %d as before", now, term)
 	}
 }
 
@@ -354,21 +354,21 @@ func TestFullDiskStopsTheReplica(t *testing.T) {
 			select {
 			case <-victim.Halted():
 			case <-time.After(patience):
-				t.Fatal("the replica must stop, but did not")
+				t.Fatal("the replica with the full disk must halt, but still runs")
 			}
 			if err := victim.Err(); !errors.Is(err, ErrStorage) || !errors.Is(err, syscall.ENOSPC) || !contains(err.Error(), logFile) {
-				t.Errorf("the replica stopped because of %v, want ErrStorage with ENOSPC and the name of the log file", err)
+				t.Errorf("the replica with the full disk halted because of %v, want ErrStorage with ENOSPC and the name of the log file", err)
 			}
 			if _, err := victim.Propose(timeout(t, 10*time.Second), put("w", 2)); !errors.Is(err, ErrClosed) {
-				t.Errorf("Propose on the stopped replica returned %v, want ErrClosed", err)
+				t.Errorf("Propose on the halted replica returned %v, want ErrClosed", err)
 			}
 			if v, err := victim.Read(timeout(t, 10*time.Second), Stale, 0); err != nil || v.Info().ClusterID == "" {
-				t.Errorf("a stale read of the stopped replica returned %v, want the last state", err)
+				t.Errorf("a stale read of the halted replica returned %v, want the last state", err)
 			}
 			if victim.Status().Halted == nil {
-				t.Error("Status must show that the replica has stopped, but does not")
+				t.Error("Status must show that the replica has halted, but does not")
 			}
-			testbed.Until(t, "the other replicas keep working", func() bool {
+			testbed.Until(t, "the other replicas still accept writes", func() bool {
 				for _, n := range g.snapshot() {
 					if n == victim || !n.IsLeader() {
 						continue
@@ -395,10 +395,10 @@ func TestAnUnknownCommandStopsTheReplica(t *testing.T) {
 	select {
 	case <-n.Halted():
 	case <-time.After(patience):
-		t.Fatal("the replica must stop, but did not")
+		t.Fatal("the replica with an unknown command in its log must halt, but still runs")
 	}
 	if err := n.Err(); !errors.Is(err, fsm.ErrUnknownCommand) || !contains(err.Error(), fmt.Sprint(f.Index())) {
-		t.Errorf("the replica stopped because of %v, want ErrUnknownCommand with the index of the entry", err)
+		t.Errorf("the replica halted because of %v, want ErrUnknownCommand with the index of the entry", err)
 	}
 	if value(n.Store().View(), "w") != 1 {
 		t.Error("the state from before the damaged snapshot must be kept, but is lost")
@@ -430,17 +430,17 @@ func TestDivergedMinorityIsQuarantinedAndRejoins(t *testing.T) {
 			select {
 			case <-victim.Halted():
 			case <-time.After(patience):
-				t.Fatal("the replica must stop, but did not")
+				t.Fatal("the replica with the diverged state must halt, but still runs")
 			}
 			if !errors.Is(victim.Err(), ErrDiverged) {
-				t.Fatalf("the replica stopped because of %v, want ErrDiverged", victim.Err())
+				t.Fatalf("the replica with the diverged state halted because of %v, want ErrDiverged", victim.Err())
 			}
 			if aside, _ := filepath.Glob(filepath.Join(g.dirs[i], quarantined+"*")); len(aside) != 1 {
 				t.Errorf("the Raft directories that were moved aside are %v, want one", aside)
 			}
 			for j, n := range g.snapshot() {
 				if j != i && n.Err() != nil {
-					t.Errorf("replica %d of the majority must keep running, but stopped: %v", j, n.Err())
+					t.Errorf("replica %d of the majority must keep running, but halted because of %v", j, n.Err())
 				}
 			}
 			g.close(i)
@@ -478,7 +478,7 @@ func TestTheLogStoreCachesEntries(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.bytes > cacheBytes || s.next != 301 || s.first < 100 {
-		t.Errorf("the cache has entries [%d, %d) with %d bytes, want at most cacheBytes, ending before entry 301", s.first, s.next, s.bytes)
+		t.Errorf("the log cache has the entries from %d to below %d with %d bytes, want at most cacheBytes, and the newest entry 300", s.first, s.next, s.bytes)
 	}
 	for _, i := range []uint64{1, 299, 300} { // first read an entry that is only on disk, then entries in the cache
 		var l raft.Log
@@ -495,7 +495,7 @@ func TestTheLogStoreCachesEntries(t *testing.T) {
 	}
 	var l raft.Log
 	if err := s.GetLog(250, &l); err != nil || l.Term != 2 {
-		t.Errorf("entry 250 is of term %d, %v, want term 2 and no error", l.Term, err)
+		t.Errorf("the replaced entry 250 has term %d (error %v), want term 2 and no error", l.Term, err)
 	}
 	if err := s.GetLog(251, &l); !errors.Is(err, raft.ErrLogNotFound) {
 		t.Errorf("GetLog of the deleted entry 251 returned error %v, want ErrLogNotFound", err)
@@ -504,6 +504,6 @@ func TestTheLogStoreCachesEntries(t *testing.T) {
 		t.Fatal(err)
 	}
 	if first, err := s.FirstIndex(); err != nil || first != 201 {
-		t.Errorf("after DeleteRange the first index is %d, error %v; want 201", first, err)
+		t.Errorf("after DeleteRange of entries 1 to 200 the first index of the log is %d (error %v), want 201", first, err)
 	}
 }

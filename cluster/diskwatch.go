@@ -51,8 +51,7 @@ func (d *diskWatch) finish(id uint64, began, now time.Time) {
 	d.usual += (min(took, time.Second) - d.usual) / usualWeight
 }
 
-// turn clears the slots (each for 10 seconds of measurements) that are older than a minute. The
-// caller holds mu.
+// turn clears the 10-second slots that are older than a minute. The caller holds mu.
 func (d *diskWatch) turn(now time.Time) {
 	slot := now.UnixNano() / int64(slotLength)
 	for n := max(d.slot+1, slot-int64(len(d.slow))+1); n <= slot; n++ {

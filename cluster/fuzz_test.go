@@ -70,7 +70,7 @@ func FuzzHint(f *testing.F) {
 		m := &memberlist.Node{Name: id, Meta: meta}
 		g.NotifyJoin(m)
 		if s, ok := g.seen[id]; !ok || s.id != id {
-			t.Fatalf("gossip must list member %q with its id, but has %+v", id, g.seen)
+			t.Fatalf("gossip must list member %q under its Raft id, but lists %+v", id, g.seen)
 		}
 		g.NotifyUpdate(m)
 		g.NotifyLeave(m)
@@ -100,7 +100,7 @@ func FuzzDataFolder(f *testing.F) {
 			}
 		}
 		if got := n.remembered(); len(got) > 64 {
-			t.Fatalf("peers.json gave %d addresses, want at most 64", len(got))
+			t.Fatalf("peers.json contained %d usable addresses, want at most 64", len(got))
 		}
 		if at, err := verifySnapshots(filepath.Join(dir, "snapshots")); (err == nil) == (at == 0) {
 			t.Fatalf("verifySnapshots returned index %d and error %v, want an error exactly if the index is 0", at, err)

@@ -63,7 +63,7 @@ type gossip struct {
 	addr string               // advertised gossip address; "" before start
 	seen map[string]sighting  // live members by Raft id; memberlist's own list may be read only in its callbacks
 	dead map[string]time.Time // for each Raft id: the time at which gossip declared the replica dead
-	word map[string]time.Time // for each Raft id: the time of the replica's last answer to a ping, or of its join
+	word map[string]time.Time // for each Raft id: the time of the replica's last answer to a ping, or of its join in gossip
 	// neverMet holds the configured servers that are neither in seen nor in dead: it maps the Raft
 	// id of the server to the time when this process began to wait for it. Gossip stores nothing
 	// across a restart. Without neverMet, this replica would never declare a server dead that died
@@ -353,7 +353,8 @@ func (g *gossip) expireNeverMet(now time.Time) {
 	g.neverMet = waited
 }
 
-// maxFresh is the largest number of addresses that one call of join dials; it skips further ones.
+// maxFresh is the largest number of addresses that one call of join dials; it skips further
+// addresses.
 const maxFresh = 256
 
 // join dials those addresses of addrs that no member uses yet. A host name stands for all of its addresses. join

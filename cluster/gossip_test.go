@@ -27,7 +27,7 @@ func TestSilentReplicaIsSuspected(t *testing.T) {
 	g.cfg = func(_ int, c *Config) { c.Timing.FastGossip = false }
 	leader := g.form()
 	lost := g.follower(leader)
-	testbed.Until(t, "all replicas alive", func() bool { return leader.healthOf(lost.id) == "alive" })
+	testbed.Until(t, "the leader sees the other replica alive", func() bool { return leader.healthOf(lost.id) == "alive" })
 
 	if err := lost.gossip.close(false); err != nil {
 		t.Error(err)
@@ -39,19 +39,19 @@ func TestSilentReplicaIsSuspected(t *testing.T) {
 		return first != "alive"
 	})
 	took := time.Since(began)
-	t.Logf("suspected after %s", took.Round(time.Millisecond))
+	t.Logf("the silent replica was suspected after %s", took.Round(time.Millisecond))
 	if first != "suspect" {
-		t.Errorf("a replica that has just fallen silent is %q, want suspect", first)
+		t.Errorf("a replica that has just fallen silent has the health %q, want suspect", first)
 	}
 	// By design a dead replica is suspected after 0.6 s and one tick. A busy machine may take more than twice as long.
 	if took > 10*time.Second {
-		t.Errorf("the dead replica was suspected after %s, want at most 10 s", took)
+		t.Errorf("the silent replica was suspected after %s, want at most 10 s", took)
 	}
 	testbed.Until(t, "the leader declares the silent replica dead", func() bool { return leader.healthOf(lost.id) == "dead" })
 	took = time.Since(began)
-	t.Logf("declared dead after %s", took.Round(time.Millisecond))
-	if took > missedWithin { // the design is about 3 s
-		t.Errorf("the dead replica was declared dead after %s, limit %s", took, missedWithin)
+	t.Logf("the silent replica was declared dead after %s", took.Round(time.Millisecond))
+	if took > missedWithin { // by design this takes about 3 s
+		t.Errorf("the silent replica was declared dead after %s, want at most %s", took, missedWithin)
 	}
 }
 
@@ -86,12 +86,12 @@ func TestRestartedReplicaDetectsTheDead(t *testing.T) {
 		return h == "dead"
 	})
 	took := time.Since(began)
-	t.Logf("declared dead after %s", took.Round(time.Millisecond))
+	t.Logf("the replica that gossip never met was declared dead after %s", took.Round(time.Millisecond))
 	if first != "suspect" {
-		t.Errorf("a replica that gossip has not met yet is %q, want suspect", first)
+		t.Errorf("a replica that gossip has not met yet has the health %q, want suspect", first)
 	}
 	if took > missedWithin {
-		t.Errorf("the dead replica was declared dead after %s, limit %s", took, missedWithin)
+		t.Errorf("the replica that gossip never met was declared dead after %s, want at most %s", took, missedWithin)
 	}
 	testbed.Until(t, "the restarted replica sees the leader alive", func() bool { return n.healthOf(leader.id) == "alive" })
 	g.start(at)
@@ -106,17 +106,17 @@ func TestStoppingReplicaLeavesGossip(t *testing.T) {
 	g.cfg = func(_ int, c *Config) { c.Timing.FastGossip = false }
 	leader := g.form()
 	gone := g.follower(leader)
-	testbed.Until(t, "all replicas alive", func() bool { return leader.healthOf(gone.id) == "alive" })
+	testbed.Until(t, "the leader sees the other replica alive", func() bool { return leader.healthOf(gone.id) == "alive" })
 	g.close(g.index(gone))
 	seen := ""
-	testbed.Until(t, "the leave message", func() bool {
+	testbed.Until(t, "the leave message has arrived at the leader", func() bool {
 		if h := leader.healthOf(gone.id); h != "alive" {
 			seen = h
 		}
 		return seen != ""
 	})
 	if seen != "dead" {
-		t.Errorf("a replica that stopped is %q at the leader, want dead at once", seen)
+		t.Errorf("a replica that stopped has the health %q at the leader, want dead at once", seen)
 	}
 }
 
@@ -150,7 +150,7 @@ func TestGossipKeysChange(t *testing.T) {
 		}
 		return true
 	}
-	testbed.Until(t, "all replicas alive", allAlive)
+	testbed.Until(t, "all replicas see each other alive", allAlive)
 	stop, missed := make(chan struct{}), make(chan bool, 1)
 	go func() {
 		for {
@@ -203,7 +203,7 @@ func TestGossipKeysChange(t *testing.T) {
 		return k
 	}
 	if k := stranger(old); k != 0 {
-		t.Errorf("a member with the former key must reach no other member, but reached %d", k)
+		t.Errorf("a replica that has only the former gossip key must reach no other member, but reached %d", k)
 	}
 	// Replace the three keys by a list that lacks the middle key and still has the last one.
 	third := bytes.Repeat([]byte{3}, 32)
@@ -213,7 +213,7 @@ func TestGossipKeysChange(t *testing.T) {
 		}
 	}
 	if got := leader.gossip.keys.GetKeys(); len(got) != 2 || !bytes.Equal(got[0], fresh) || !bytes.Equal(got[1], third) {
-		t.Errorf("the key ring has %d keys, want the two keys that were set last", len(got))
+		t.Errorf("the key ring of gossip has %d keys, want the two keys that were set last", len(got))
 	}
 }
 
@@ -264,6 +264,6 @@ func TestJoinByName(t *testing.T) {
 	defer n.Close()
 	testbed.Until(t, "the replica joins the cluster", func() bool { return n.clusterID() == there.clusterID() })
 	if _, err := n.gossip.join([]string{"nobody.test:1"}); err == nil || !contains(err.Error(), "nobody.test") {
-		t.Errorf("the error about a name without an address must contain the name, but is: %v", err)
+		t.Errorf("the error of join about a DNS name without an address must contain the name, but is: %v", err)
 	}
 }

@@ -22,7 +22,7 @@ func TestUnfinishedHandshakesOfStrangers(t *testing.T) {
 		}
 	}
 	if len(leave) != handshakesPerNetwork {
-		t.Errorf("%d connections of one /24 network are in a handshake, want %d", len(leave), handshakesPerNetwork)
+		t.Errorf("%d unfinished handshakes of one /24 network were admitted, want %d", len(leave), handshakesPerNetwork)
 	}
 	for i := range 1000 {
 		if l := enter(fmt.Sprintf("2001:db8:0:%x::%x", i, i), false); l != nil {
@@ -30,10 +30,10 @@ func TestUnfinishedHandshakesOfStrangers(t *testing.T) {
 		}
 	}
 	if len(leave) != handshakesStrangers {
-		t.Errorf("%d connections of strangers are in a handshake, want %d", len(leave), handshakesStrangers)
+		t.Errorf("%d unfinished handshakes of strangers (addresses of no replica) were admitted, want %d", len(leave), handshakesStrangers)
 	}
 	if enter("192.0.2.1", false) != nil {
-		t.Error("a handshake of a further stranger was admitted over the limit")
+		t.Error("one more handshake of a stranger was admitted above the limit")
 	}
 	h.succeeded(netip.MustParseAddr("192.0.2.1"))
 	for _, from := range []string{"192.0.2.1", "192.0.2.2"} {
@@ -45,12 +45,12 @@ func TestUnfinishedHandshakesOfStrangers(t *testing.T) {
 	}
 	now = now.Add(hosts.KnownFor)
 	if enter("192.0.2.1", false) != nil {
-		t.Error("an address is known an hour after its last handshake")
+		t.Error("an address whose last handshake was hosts.KnownFor ago still counts as that of a replica")
 	}
 	for _, l := range leave {
 		l()
 	}
 	if h.all != 0 || h.strangers != 0 || len(h.networks) != 0 {
-		t.Errorf("%d handshakes, %d of strangers, in %d networks are counted after all have ended", h.all, h.strangers, len(h.networks))
+		t.Errorf("after all handshakes have ended, %d handshakes, %d of strangers and %d networks are still counted, want none", h.all, h.strangers, len(h.networks))
 	}
 }

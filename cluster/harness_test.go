@@ -43,8 +43,8 @@ func fastTiming() Timing {
 	}
 }
 
-// calm lengthens the timeouts, so that a busy machine is unlikely to cause an election. Tests about one
-// particular leader use it.
+// calm lengthens the timeouts, so that a busy machine is unlikely to cause an election. Tests that need
+// the same leader throughout use calm.
 func calm(c *Config) { c.Timing.Heartbeat, c.Timing.LeaderLease = 2*time.Second, 1700*time.Millisecond }
 
 // network connects the replicas of a test and can cut two replicas apart: their open connections end and new
@@ -292,7 +292,7 @@ func (g *group) form() *Node {
 func (g *group) settled(voters int) *Node {
 	g.t.Helper()
 	var leader *Node
-	testbed.Until(g.t, fmt.Sprintf("a settled group of %d voters: %s", voters, g.describe()), func() bool {
+	testbed.Until(g.t, fmt.Sprintf("the group has a leader and %d voters that hear it: %s", voters, g.describe()), func() bool {
 		leader = g.leader()
 		if leader == nil {
 			return false
@@ -352,7 +352,7 @@ func (g *group) index(n *Node) int {
 			return i
 		}
 	}
-	g.t.Fatal("the address must belong to a replica of the group, but does not")
+	g.t.Fatal("no replica of the group has this address")
 	return -1
 }
 
@@ -362,7 +362,7 @@ func (g *group) follower(of *Node) *Node {
 			return n
 		}
 	}
-	g.t.Fatal("no follower")
+	g.t.Fatal("the group has no running follower")
 	return nil
 }
 

@@ -32,13 +32,13 @@ func TestFeatureLevelRises(t *testing.T) {
 	}
 	testbed.Until(t, "all replicas have a record in the state", func() bool { return announced(1) })
 	if level := leader.Store().View().Info().FeatureLevel; level != 1 {
-		t.Fatalf("the level is %d while one replica knows only level 1, want 1", level)
+		t.Fatalf("the cluster's feature level is %d while one replica knows only level 1, want 1", level)
 	}
 	g.close(last)
 	upgraded.Store(true)
 	g.start(last)
 	for _, n := range g.snapshot() {
-		testbed.Until(t, "the level is 2", func() bool { return n.Store().View().Info().FeatureLevel == 2 })
+		testbed.Until(t, "the cluster's feature level is 2", func() bool { return n.Store().View().Info().FeatureLevel == 2 })
 	}
 }
 
@@ -58,7 +58,7 @@ func TestReplicasWithAMinorityDigestAreFound(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if other, most := outvoted(c.answers); most != c.most || most > 0 && other == 7 {
-				t.Errorf("%[2]d other replicas reported digest %[1]d, want %[3]d", other, most, c.most)
+				t.Errorf("outvoted counts %[2]d other replicas with digest %[1]d, want %[3]d", other, most, c.most)
 			}
 		})
 	}

@@ -22,7 +22,7 @@ func TestThreeReplicasFormWithOneConfiguration(t *testing.T) {
 	for i, n := range g.snapshot() {
 		testbed.Until(t, "the write is on every replica", func() bool { return value(n.Store().View(), "w") == 7 })
 		if got := n.Status().ClusterID; got != id || id == "" {
-			t.Errorf("replica %d is of cluster %q, the leader of %q, want the same id, not empty", i, got, id)
+			t.Errorf("replica %d has the cluster id %q and the leader has %q, want the same id and not an empty one", i, got, id)
 		}
 		testbed.Until(t, "every replica knows the leader", func() bool {
 			leader := g.leader()
@@ -31,7 +31,7 @@ func TestThreeReplicasFormWithOneConfiguration(t *testing.T) {
 		})
 	}
 	if info := leader.Store().View().Info(); info.Incarnation < 1e12 {
-		t.Errorf("incarnation %d must be a time in Unix milliseconds", info.Incarnation)
+		t.Errorf("the incarnation of the new cluster is %d, want the present time in Unix milliseconds", info.Incarnation)
 	}
 }
 
@@ -41,7 +41,7 @@ func TestFewerThanExpectedDoNotForm(t *testing.T) {
 	testbed.Until(t, "both replicas are in gossip", func() bool { return len(a.gossip.alive()) == 1 && len(b.gossip.alive()) == 1 })
 	for _, n := range []*Node{a, b} {
 		if formed, err := n.members.form(); formed || err != nil {
-			t.Fatalf("two of three expected replicas formed a cluster: %v, error %v; want neither", formed, err)
+			t.Fatalf("with two of three expected replicas, form returned formed %v and error %v; want no cluster and no error", formed, err)
 		}
 	}
 	g.start(2)
@@ -85,7 +85,7 @@ func TestAJoinerHasNoVoteFirst(t *testing.T) {
 		}
 	}
 	if len(was) != 2 || was[0] != raft.Nonvoter || was[1] != raft.Voter {
-		t.Fatalf("the new replica was, one after the other, %v; want Nonvoter, Voter", was)
+		t.Fatalf("the new replica had these roles, one after the other: %v; want Nonvoter, Voter", was)
 	}
 }
 
@@ -104,14 +104,14 @@ func TestRestartFromDisk(t *testing.T) {
 	}
 	for i := range 3 {
 		if n := g.start(i); n.ID() != ids[i] {
-			t.Errorf("replica %d has id %s after the restart, had %s, want the same id", i, n.ID(), ids[i])
+			t.Errorf("replica %d has the Raft id %s after the restart and had %s before, want the same id", i, n.ID(), ids[i])
 		}
 	}
 	g.settled(3)
 	g.atLeader("a read", func(l *Node) error {
 		v, err := l.Read(timeout(t, 5*time.Second), Linearizable, 0)
 		if err == nil && value(v, "w") != 49 {
-			t.Fatalf("after the restart the value w is %d, want 49", value(v, "w"))
+			t.Fatalf("after the restart the value of workload w is %d, want 49", value(v, "w"))
 		}
 		return err
 	})
@@ -135,9 +135,9 @@ func TestAReturningFollowerIsServedAtOnce(t *testing.T) {
 		g.put("w", wrote)
 	}
 	n := g.start(away)
-	testbed.Until(t, "the replica has the entries that it missed", func() bool { return value(n.Store().View(), "w") == wrote })
+	testbed.Until(t, "the follower that was away has the entries that it missed", func() bool { return value(n.Store().View(), "w") == wrote })
 	if more := leader.trans.failed.Load() - before; more > 2 {
-		t.Errorf("%d appends failed while a follower was away, want at most 2", more)
+		t.Errorf("%d appends to the follower failed while it was away, want at most 2", more)
 	}
 }
 
@@ -219,7 +219,7 @@ func TestEmptiedVoterIsReplaced(t *testing.T) {
 		}
 		return found
 	})
-	testbed.Until(t, "the replaced voter has the data", func() bool { return value(n.Store().View(), "w") == 1 })
+	testbed.Until(t, "the replica with the new id has the write", func() bool { return value(n.Store().View(), "w") == 1 })
 }
 
 // The leader remembers the introduction of a replica for ten periods of its reconcile loop. A replica that
@@ -233,7 +233,7 @@ func TestAReplicaThatComesBackEmptyAtOnceIsReplacedOnce(t *testing.T) {
 	g.close(i)
 	g.empty(i)
 	back := g.start(i)
-	testbed.Until(t, "the new id votes", func() bool { return back.Status().Role == RoleVoter })
+	testbed.Until(t, "the replica is a voter under its new id", func() bool { return back.Status().Role == RoleVoter })
 	first, last, err := leader.logs.ends()
 	if err != nil {
 		t.Fatal(err)
@@ -253,7 +253,7 @@ func TestAReplicaThatComesBackEmptyAtOnceIsReplacedOnce(t *testing.T) {
 		}
 	}
 	if joined != 1 {
-		t.Errorf("the old id joined %d times, want once", joined)
+		t.Errorf("the replica joined %d times under its old id, want once", joined)
 	}
 }
 
@@ -293,7 +293,7 @@ func TestAReplicaOfAnotherClusterIsRefused(t *testing.T) {
 		return told
 	})
 	if len(na.servers()) != 1 || len(nb.servers()) != 1 {
-		t.Fatalf("the two clusters have %d and %d servers, want 1 each", len(na.servers()), len(nb.servers()))
+		t.Fatalf("the two clusters have %d and %d servers, want one server in each", len(na.servers()), len(nb.servers()))
 	}
 }
 
@@ -309,11 +309,11 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 	g.mu.Unlock()
 	n = g.start(i)
 	if n.RaftAddr() == before || n.ID() != id {
-		t.Fatalf("address %s (was %s), id %s (was %s), want a new address and the same id", n.RaftAddr(), before, n.ID(), id)
+		t.Fatalf("the restarted replica has address %s (before: %s) and id %s (before: %s), want a new address and the same id", n.RaftAddr(), before, n.ID(), id)
 	}
 	g.settled(3)
 	g.put("w", 3)
-	testbed.Until(t, "the replica has the data at its new address", func() bool { return value(n.Store().View(), "w") == 3 })
+	testbed.Until(t, "the replica has the write at its new address", func() bool { return value(n.Store().View(), "w") == 3 })
 
 	// The library reads a server's address without a lock, so it may still send appends to the former address. They
 	// must fail, although the replica at the former address answers.
@@ -326,7 +326,7 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(leader.ID()), Addr: []byte(leader.RaftAddr())},
 		Term:      leader.raft.CurrentTerm(), PrevLogEntry: last.Index, PrevLogTerm: last.Term,
 	}
-	testbed.Until(t, "the replica learns its new address from the leader", func() bool {
+	testbed.Until(t, "the leader has the replica's new address in gossip and in the Raft configuration", func() bool {
 		return leader.port.gossipAddrOf(id) == n.RaftAddr() &&
 			slices.ContainsFunc(leader.servers(), func(s raft.Server) bool { return string(s.Address) == n.RaftAddr() })
 	})
@@ -336,11 +336,11 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 	}{{before, true}, {n.RaftAddr(), false}} {
 		var resp raft.AppendEntriesResponse
 		if err := leader.trans.AppendEntries(raft.ServerID(id), raft.ServerAddress(c.to), &args, &resp); (err != nil) != c.fails || !resp.Success {
-			t.Errorf("append to address %s: success %v, error %v; it must fail: %v", c.to, resp.Success, err, c.fails)
+			t.Errorf("an append to the follower at address %s returned success %v and error %v; whether it must return an error: %v", c.to, resp.Success, err, c.fails)
 		}
 		pipe, err := leader.trans.AppendEntriesPipeline(raft.ServerID(id), raft.ServerAddress(c.to))
 		if (err != nil) != c.fails {
-			t.Errorf("opening a pipeline to %s returned error %v, want one only for a former address", c.to, err)
+			t.Errorf("opening an append pipeline to the follower at %s returned error %v, want an error only for the follower's former address", c.to, err)
 		}
 		if err == nil {
 			pipe.Close()
@@ -392,10 +392,10 @@ func TestRemovedReplicaStopsAndStaysOut(t *testing.T) {
 	select {
 	case <-n.Halted():
 	case <-time.After(patience):
-		t.Fatal("the removed replica must stop, but still runs")
+		t.Fatal("the removed replica must halt, but still runs")
 	}
 	if !errors.Is(n.Err(), ErrRemoved) {
-		t.Errorf("the replica stopped because of %v, want ErrRemoved", n.Err())
+		t.Errorf("the removed replica halted because of %v, want ErrRemoved", n.Err())
 	}
 	g.close(i)
 	if _, err := g.open(i); !errors.Is(err, ErrRemoved) {
@@ -432,7 +432,7 @@ func TestALeaderLeaves(t *testing.T) {
 	g.settled(2)
 	now, _ := g.put("w", 1)
 	if len(now.servers()) != 2 {
-		t.Fatalf("after the leader left, the servers are %v, want two", now.servers())
+		t.Fatalf("after the leader left the cluster, the Raft configuration has the servers %v, want two", now.servers())
 	}
 }
 
@@ -450,9 +450,9 @@ func TestLeaveWhileAThirdIsAway(t *testing.T) {
 		cut(false)
 		return err == nil || !strings.Contains(err.Error(), "stays")
 	})
-	testbed.Until(t, "the replica stops", func() bool { return leaver.Err() != nil })
+	testbed.Until(t, "the replica that leaves halts", func() bool { return leaver.Err() != nil })
 	if !errors.Is(leaver.Err(), ErrLeft) && !errors.Is(leaver.Err(), ErrRemoved) {
-		t.Errorf("the replica ended with %v, after Depart returned %v, want ErrLeft or ErrRemoved", leaver.Err(), err)
+		t.Errorf("the replica that leaves halted because of %v after Depart returned %v, want ErrLeft or ErrRemoved", leaver.Err(), err)
 	}
 }
 
@@ -479,7 +479,7 @@ func TestFailedRemovalIsNotRepeated(t *testing.T) {
 	g.start(3)
 	g.settled(4) // in a settled group every replica has been introduced and checked
 	if err := stays.Err(); err != nil {
-		t.Errorf("a replica whose removal failed must stay a member, but halted: %v", err)
+		t.Errorf("a replica whose removal failed must stay a member, but halted because of %v", err)
 	}
 }
 
@@ -504,9 +504,9 @@ func TestFirstReplicaDivergesAndRejoins(t *testing.T) {
 	<-first.Halted()
 	g.close(0)
 	again := g.start(0)
-	testbed.Until(t, "the replica is a member of a cluster", func() bool { return again.Status().ClusterID != "" })
+	testbed.Until(t, "the replica that rejoins is a member of a cluster", func() bool { return again.Status().ClusterID != "" })
 	if now := again.Status().ClusterID; now != id {
-		t.Fatalf("the replica formed cluster %s, the others are in %s, want the same cluster", now, id)
+		t.Fatalf("the replica that rejoins is in cluster %s and the other replicas are in %s, want the same cluster", now, id)
 	}
 	g.settled(3)
 }
@@ -533,10 +533,10 @@ func TestTheLeaderMakesReplicasLeave(t *testing.T) {
 			select {
 			case <-n.Halted():
 			case <-time.After(patience):
-				t.Fatal("the replica must stop, but did not")
+				t.Fatal("the dismissed replica must halt, but still runs")
 			}
 			if !errors.Is(n.Err(), ErrLeft) {
-				t.Errorf("the replica stopped because of %v, want ErrLeft", n.Err())
+				t.Errorf("the dismissed replica halted because of %v, want ErrLeft", n.Err())
 			}
 			g.close(i)
 			if _, err := g.open(i); !errors.Is(err, ErrRemoved) {
@@ -556,11 +556,11 @@ func TestTheLeaderMakesReplicasLeave(t *testing.T) {
 		leader = g.waitLeader()
 		other := g.follower(leader)
 		if err := leader.Dismiss(timeout(t, patience), other.ID()); err == nil || !strings.Contains(err.Error(), "stays") {
-			t.Fatalf("dismissing a replica that the quorum needs returned %v, want a refusal that says that it stays", err)
+			t.Fatalf("Dismiss of a replica that the quorum needs returned %v, want a refusal that says that the replica stays", err)
 		}
 		g.put("w", 1)
 		if err := other.Err(); err != nil {
-			t.Fatalf("the replica has stopped: %v", err)
+			t.Fatalf("the replica whose dismissal was refused must keep running, but halted because of %v", err)
 		}
 	})
 }
@@ -603,20 +603,20 @@ func TestOpenErrorsNameTheSetting(t *testing.T) {
 		want   []string
 		is     error
 	}{
-		"neither Join nor BootstrapExpect": {func(c *Config) { c.BootstrapExpect = 0 }, []string{"SCHEDULER_BOOTSTRAP_EXPECT", "SCHEDULER_JOIN", "-insecure"}, ErrNoWayIn},
-		"raft port is in use":              {func(c *Config) { c.RaftBind = busy.RaftAddr() }, []string{"SCHEDULER_RAFT_ADDR", busy.RaftAddr()}, nil},
-		"gossip port is in use":            {func(c *Config) { c.GossipBind = busy.GossipAddr() }, []string{"SCHEDULER_GOSSIP_ADDR", busy.GossipAddr()}, nil},
-		"data directory is in use":         {func(c *Config) { c.DataDir = busy.cfg.DataDir }, []string{"SCHEDULER_DATA_DIR", busy.cfg.DataDir}, ErrInUse},
-		"data directory is a file":         {func(c *Config) { c.DataDir = file }, []string{"SCHEDULER_DATA_DIR", file}, nil},
-		"name with a blank":                {func(c *Config) { c.Name = "a b" }, []string{"SCHEDULER_NAME", `"a b"`}, nil},
-		"join address without a port":      {func(c *Config) { c.Join = []string{"nohost"} }, []string{"SCHEDULER_JOIN", "nohost"}, nil},
-		"join token beside an address":     {func(c *Config) { c.Join = []string{"persys-join-1.secret", "s1:8088"} }, []string{"SCHEDULER_JOIN", "token"}, nil},
-		"too many expected replicas":       {func(c *Config) { c.BootstrapExpect = 99 }, []string{"SCHEDULER_BOOTSTRAP_EXPECT", "99"}, nil},
-		"leader lease above the heartbeat": {func(c *Config) { c.Timing.LeaderLease = time.Second }, []string{"LeaderLease"}, nil},
-		"advertised wildcard address":      {func(c *Config) { c.RaftAdvertise = "0.0.0.0:1" }, []string{"SCHEDULER_ADVERTISE_IP", "0.0.0.0:1"}, nil},
-		"heartbeat below the minimum":      {func(c *Config) { c.Timing.Heartbeat = time.Millisecond }, []string{"SCHEDULER_RAFT_HEARTBEAT", "1ms"}, nil},
-		"cluster id with a blank":          {func(c *Config) { c.ClusterID = "a b" }, []string{"SCHEDULER_CLUSTER_ID", `"a b"`}, nil},
-		"gossip key of a wrong length":     {func(c *Config) { c.GossipKey = []byte("short") }, []string{"gossip key", "5 bytes"}, nil},
+		"neither Join nor BootstrapExpect is set":       {func(c *Config) { c.BootstrapExpect = 0 }, []string{"SCHEDULER_BOOTSTRAP_EXPECT", "SCHEDULER_JOIN", "-insecure"}, ErrNoWayIn},
+		"the Raft port is in use":                       {func(c *Config) { c.RaftBind = busy.RaftAddr() }, []string{"SCHEDULER_RAFT_ADDR", busy.RaftAddr()}, nil},
+		"the gossip port is in use":                     {func(c *Config) { c.GossipBind = busy.GossipAddr() }, []string{"SCHEDULER_GOSSIP_ADDR", busy.GossipAddr()}, nil},
+		"the data directory is in use":                  {func(c *Config) { c.DataDir = busy.cfg.DataDir }, []string{"SCHEDULER_DATA_DIR", busy.cfg.DataDir}, ErrInUse},
+		"the data directory is a file":                  {func(c *Config) { c.DataDir = file }, []string{"SCHEDULER_DATA_DIR", file}, nil},
+		"the replica's name has a blank":                {func(c *Config) { c.Name = "a b" }, []string{"SCHEDULER_NAME", `"a b"`}, nil},
+		"an address in Join has no port":                {func(c *Config) { c.Join = []string{"nohost"} }, []string{"SCHEDULER_JOIN", "nohost"}, nil},
+		"Join has both a join token and an address":     {func(c *Config) { c.Join = []string{"persys-join-1.secret", "s1:8088"} }, []string{"SCHEDULER_JOIN", "token"}, nil},
+		"BootstrapExpect is above its maximum":          {func(c *Config) { c.BootstrapExpect = 99 }, []string{"SCHEDULER_BOOTSTRAP_EXPECT", "99"}, nil},
+		"the leader lease is longer than the heartbeat": {func(c *Config) { c.Timing.LeaderLease = time.Second }, []string{"LeaderLease"}, nil},
+		"the advertised address is a wildcard":          {func(c *Config) { c.RaftAdvertise = "0.0.0.0:1" }, []string{"SCHEDULER_ADVERTISE_IP", "0.0.0.0:1"}, nil},
+		"the heartbeat is below its minimum":            {func(c *Config) { c.Timing.Heartbeat = time.Millisecond }, []string{"SCHEDULER_RAFT_HEARTBEAT", "1ms"}, nil},
+		"the cluster id has a blank":                    {func(c *Config) { c.ClusterID = "a b" }, []string{"SCHEDULER_CLUSTER_ID", `"a b"`}, nil},
+		"the gossip key has a wrong length":             {func(c *Config) { c.GossipKey = []byte("short") }, []string{"gossip key", "5 bytes"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := base()
@@ -628,14 +628,14 @@ func TestOpenErrorsNameTheSetting(t *testing.T) {
 			}
 			for _, w := range c.want {
 				if !contains(err.Error(), w) {
-					t.Errorf("the error is %q, want it to contain %q", err, w)
+					t.Errorf("Open returned error %q, want an error that contains %q", err, w)
 				}
 			}
 			if contains(err.Error(), "secret") {
-				t.Errorf("%q shows a secret", err)
+				t.Errorf("the error of Open must not contain the secret of the join token, but is %q", err)
 			}
 			if c.is != nil && !errors.Is(err, c.is) {
-				t.Errorf("the error is %v, want one that wraps %v", err, c.is)
+				t.Errorf("Open returned error %v, want an error that wraps %v", err, c.is)
 			}
 		})
 	}
@@ -670,7 +670,7 @@ func TestWrongClusterIDInTheConfiguration(t *testing.T) {
 	g.close(0)
 	g.cfg = func(_ int, c *Config) { c.ClusterID = "other" }
 	if _, err := g.open(0); !errors.Is(err, ErrWrongCluster) || !contains(err.Error(), "other") {
-		t.Fatalf("Open with another cluster id returned %v, want ErrWrongCluster with both ids", err)
+		t.Fatalf("Open with another cluster id than that of the data returned %v, want ErrWrongCluster with the configured id", err)
 	}
 }
 
@@ -698,7 +698,7 @@ func TestWrongShardInTheConfiguration(t *testing.T) {
 		return false
 	})
 	if peers := n.Status().Peers; len(peers) != 1 {
-		t.Errorf("a replica of shard west must not join a cluster of shard east, but the peers are %+v", peers)
+		t.Errorf("a replica of shard west must not join a cluster of shard east, but the cluster has the peers %+v", peers)
 	}
 	g.close(1)
 	g.close(0)
@@ -726,7 +726,7 @@ func TestWrongShardInASnapshot(t *testing.T) {
 	g.close(0)
 	shard = "west"
 	if _, err := g.open(0); !errors.Is(err, ErrWrongCluster) || !contains(err.Error(), `shard "east"`) || !contains(err.Error(), `"west"`) {
-		t.Fatalf("Open with another shard returned %v, want ErrWrongCluster with both shards", err)
+		t.Fatalf("Open with another shard than that of the snapshot returned %v, want ErrWrongCluster with both shards", err)
 	}
 }
 
@@ -736,7 +736,7 @@ func TestASingleReplicaFormsTheConfiguredCluster(t *testing.T) {
 	g.start(0)
 	n := g.settled(1)
 	if info := n.Store().View().Info(); info.ClusterID != "lab" || info.Shard != "east" {
-		t.Fatalf("a cluster %q with shard %q was formed, want lab and east", info.ClusterID, info.Shard)
+		t.Fatalf("the new cluster has id %q and shard %q, want lab and east", info.ClusterID, info.Shard)
 	}
 }
 

@@ -58,13 +58,13 @@ func TestMetricsAreReported(t *testing.T) {
 	}
 	for _, what := range []string{"append", "commit", "changes", "election", "write"} {
 		if m.of(what) == 0 {
-			t.Errorf("no metric was reported for %s", what)
+			t.Errorf("the replica reported no %q to Metrics, want at least one", what)
 		}
 	}
 	if m.of("restore") != 0 {
-		t.Error("no restore may be reported, because nothing was restored")
+		t.Error("the replica reported a restore of a snapshot, but restored none")
 	}
 	g.close(0)
 	again := g.start(0)
-	testbed.Until(t, "the snapshot restored", func() bool { return m.of("restore") > 0 && again.Store().View().WorkloadCount() > 0 })
+	testbed.Until(t, "the restarted replica reports the restore of its snapshot", func() bool { return m.of("restore") > 0 && again.Store().View().WorkloadCount() > 0 })
 }

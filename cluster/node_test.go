@@ -25,12 +25,12 @@ func TestLeaderKilledAnotherTakesOver(t *testing.T) {
 			const attempts = 3
 			for k := range attempts {
 				gap := takeover(t, c.slow)
-				t.Logf("time from the kill to the next acknowledged write: %s", gap)
+				t.Logf("from the kill of the leader to the next acknowledged write it took %s", gap)
 				if gap <= c.most {
 					return
 				}
 				if k == attempts-1 {
-					t.Errorf("no new leader took over within %s in %d attempts", c.most, attempts)
+					t.Errorf("in none of %[2]d attempts did a new leader accept a write within %[1]s", c.most, attempts)
 				}
 			}
 		})
@@ -106,12 +106,12 @@ func TestLeadershipTermsNeverOverlap(t *testing.T) {
 			defer wg.Done()
 			err := n.Lead(ctx, func(ctx context.Context, s LeadershipTerm) error {
 				if own.Add(1) != 1 {
-					t.Error("the leadership terms of one replica must not overlap, but two did")
+					t.Error("two leadership terms of one replica overlap")
 				}
 				running.Add(1)
 				mu.Lock()
 				if !last.Less(s.Epoch) {
-					t.Errorf("the leadership term has epoch %s, and the term before had %s; want a higher epoch", s.Epoch, last)
+					t.Errorf("a leadership term has epoch %s, and the leadership term before had %s; want a higher epoch", s.Epoch, last)
 				}
 				last = s.Epoch
 				mu.Unlock()
@@ -132,13 +132,13 @@ func TestLeadershipTermsNeverOverlap(t *testing.T) {
 	}
 	for range 6 {
 		before := terms.Load()
-		testbed.Until(t, "a leadership term", func() bool { return running.Load() >= 1 })
+		testbed.Until(t, "a leadership term has begun", func() bool { return running.Load() >= 1 })
 		l := g.waitLeader()
 		if err := l.TransferLeadership(timeout(t, 5*time.Second), ""); err != nil && !errors.Is(err, ErrNotLeader) {
 			t.Log(err)
 			continue
 		}
-		testbed.Until(t, "the next leadership term", func() bool { return terms.Load() > before })
+		testbed.Until(t, "the next leadership term has begun", func() bool { return terms.Load() > before })
 	}
 	cancel()
 	wg.Wait()
@@ -151,7 +151,7 @@ func TestALeaderThatFailsTransfersLeadership(t *testing.T) {
 	broken := errors.New("broken")
 	err := leader.Lead(timeout(t, patience), func(context.Context, LeadershipTerm) error { return broken })
 	if !errors.Is(err, broken) {
-		t.Fatalf("Lead returned %v, want the error of its function", err)
+		t.Fatalf("Lead returned %v, want the error that the function of the leadership term returned", err)
 	}
 	if leader.IsLeader() {
 		t.Error("a replica whose leadership term failed must give up leadership, but still leads")
@@ -165,7 +165,7 @@ func TestLeaderChangesAreReported(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	watching := g.follower(leader).LeaderChanges(ctx)
 	if l := <-watching; l.ID != leader.ID() {
-		t.Fatalf("LeaderChanges sent first %+v, want the present leader", l)
+		t.Fatalf("LeaderChanges first sent %+v, want the present leader", l)
 	}
 	if err := leader.TransferLeadership(timeout(t, 5*time.Second), ""); err != nil {
 		t.Fatal(err)
@@ -176,7 +176,7 @@ func TestLeaderChangesAreReported(t *testing.T) {
 		}
 	}
 	cancel()
-	testbed.Until(t, "the channel closed", func() bool { _, ok := <-watching; return !ok })
+	testbed.Until(t, "the channel of LeaderChanges is closed", func() bool { _, ok := <-watching; return !ok })
 }
 
 func TestUnknownOutcomeInAPartition(t *testing.T) {
@@ -195,9 +195,9 @@ func TestUnknownOutcomeInAPartition(t *testing.T) {
 	testbed.Until(t, "the replica in the minority is in mode degraded", func() bool { m, _ := leader.LocalMode(); return m == fsm.ModeDegraded })
 	g.put("w", 4)
 	g.nw.isolate(leader.cfg.Name, g.names(), false)
-	testbed.Until(t, "the former leader follows the new one", func() bool { return value(leader.Store().View(), "w") == 4 })
+	testbed.Until(t, "the former leader has the write of the new leader", func() bool { return value(leader.Store().View(), "w") == 4 })
 	if m, why := leader.LocalMode(); m != fsm.ModeNormal {
-		t.Errorf("the replica must be in mode normal again, but is in mode %s: %s", m, why)
+		t.Errorf("the reconnected replica must be in mode normal, but is in mode %s: %s", m, why)
 	}
 }
 
@@ -207,11 +207,11 @@ func TestProposalsEndAtTheirDeadline(t *testing.T) {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	if _, err := leader.Propose(ended, put("w", 1)); !errors.Is(err, ErrBusy) {
-		t.Errorf("Propose after its deadline returned %v, want ErrBusy", err)
+		t.Errorf("Propose with a context that has ended returned %v, want ErrBusy", err)
 	}
 	g.nw.isolate(leader.cfg.Name, g.names(), true)
 	if _, err := leader.Propose(timeout(t, 20*time.Millisecond), put("w", 2)); !errors.Is(err, ErrUnknownOutcome) {
-		t.Errorf("Propose with a deadline during the call returned %v, want ErrUnknownOutcome", err)
+		t.Errorf("Propose whose deadline passed while a leader without a quorum waited returned %v, want ErrUnknownOutcome", err)
 	}
 	g.nw.isolate(leader.cfg.Name, g.names(), false)
 }
@@ -287,18 +287,18 @@ func TestReadLevelsKeepTheirPromise(t *testing.T) {
 	f := g.follower(leader)
 	v, err := f.Read(timeout(t, 5*time.Second), Session, r.Index)
 	if err != nil || value(v, "w") != 5 {
-		t.Errorf("the session read has value %d, error %v; want 5 and no error", value(v, "w"), err)
+		t.Errorf("the session read shows the value %d of workload w (error %v), want 5 and no error", value(v, "w"), err)
 	}
 	if _, err := f.Read(timeout(t, 5*time.Second), Linearizable, 0); !errors.Is(err, ErrNotLeader) {
 		t.Errorf("a linearizable read on a follower returned %v, want ErrNotLeader", err)
 	} else {
 		var hint *NotLeaderError
 		if !errors.As(err, &hint) || hint.Leader.GRPCAddr != leader.cfg.GRPCAdvertise {
-			t.Errorf("the error %v must name the leader's gRPC address, but does not", err)
+			t.Errorf("the error of a linearizable read on a follower must name the leader's gRPC address, but is %v", err)
 		}
 	}
 	if v, err := f.Read(context.Background(), Stale, 0); err != nil || v == nil {
-		t.Errorf("the stale read returned error %v, want none", err)
+		t.Errorf("a stale read on a follower returned error %v, want none", err)
 	}
 	if _, err := f.Read(timeout(t, 20*time.Millisecond), Session, 1<<40); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a session read for an index far ahead returned %v, want DeadlineExceeded", err)
@@ -320,7 +320,7 @@ func TestConfirmsShareBarriersThatFollowTheCalls(t *testing.T) {
 				floor := n.Store().View().Info().Index
 				index, err := n.Confirm(timeout(t, 5*time.Second))
 				if err != nil || index <= floor {
-					t.Errorf("Confirm returned index %d, before index %d that was committed when it was called (error %v)", index, floor, err)
+					t.Errorf("Confirm returned index %d, which is below index %d that was committed when Confirm was called (error %v)", index, floor, err)
 				}
 			}
 		}()
@@ -328,6 +328,6 @@ func TestConfirmsShareBarriersThatFollowTheCalls(t *testing.T) {
 	wg.Wait()
 	used := n.prop.commands.Load() - before
 	if limit := uint64(time.Since(start)/confirmEvery) + 2; used > limit {
-		t.Errorf("there were %d barriers in %s for %d calls of Confirm, want at most %d", used, time.Since(start), callers*rounds, limit)
+		t.Errorf("the replica proposed %d barriers in %s for %d calls of Confirm, want at most %d", used, time.Since(start), callers*rounds, limit)
 	}
 }

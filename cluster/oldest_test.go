@@ -11,7 +11,8 @@ func TestDropBefore(t *testing.T) {
 	g.form()
 	g.put("first", 1)
 	l := g.leader()
-	// Two snapshots are kept, so take one that must be deleted.
+	// Take a snapshot before the index that DropBefore gets later. DropBefore must delete
+	// this snapshot.
 	if err := l.raft.Snapshot().Error(); err != nil {
 		t.Fatal(err)
 	}
@@ -26,7 +27,7 @@ func TestDropBefore(t *testing.T) {
 		t.Fatal(err)
 	}
 	if oldest, err := l.Oldest(); err != nil || oldest >= index {
-		t.Errorf("an index that is not applied yet has dropped entries: the oldest is %d (%v)", oldest, err)
+		t.Errorf("DropBefore of an index that is not applied yet must drop nothing, but the oldest entry or snapshot now has index %d (error %v)", oldest, err)
 	}
 	for _, n := range g.snapshot() {
 		for {
@@ -38,10 +39,10 @@ func TestDropBefore(t *testing.T) {
 			}
 		}
 		if oldest, err := n.Oldest(); err != nil || oldest < index {
-			t.Errorf("the oldest entry or snapshot is %d (%v), want at least %d", oldest, err, index)
+			t.Errorf("after DropBefore the oldest entry or snapshot has index %d (error %v), want at least %d", oldest, err, index)
 		}
 		if n.raft.ReloadableConfig().TrailingLogs != n.cfg.Timing.TrailingEntries {
-			t.Error("the replica keeps no log entries after snapshots any more")
+			t.Error("after DropBefore the Raft setting TrailingLogs must have its configured value again, but has another")
 		}
 	}
 	g.start(off)
@@ -59,7 +60,7 @@ func TestDropBefore(t *testing.T) {
 	}
 	for _, id := range []string{"first", "second", "third"} {
 		if _, ok := g.leader().Store().View().Workload(id); !ok {
-			t.Errorf("workload %s is missing", id)
+			t.Errorf("after the restart of all replicas workload %s is missing", id)
 		}
 	}
 }

@@ -17,15 +17,15 @@ func TestPackedEntriesAreRestored(t *testing.T) {
 		frames []byte
 		packed bool
 	}{
-		{"an entry of many commands", alike, true},
-		{"a short entry", alike[:minPacked-1], false},
-		{"an entry that compression does not make smaller", append([]byte{0x0a}, incompressible(2000)...), false},
-		{"an empty entry", nil, false},
+		{"an entry with many similar commands is compressed", alike, true},
+		{"an entry below minPacked is not compressed", alike[:minPacked-1], false},
+		{"an entry that compression does not make smaller is not compressed", append([]byte{0x0a}, incompressible(2000)...), false},
+		{"an empty entry is not compressed", nil, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			data := p.pack(c.frames)
 			if is := len(data) > 0 && data[0] == packedMark; is != c.packed || c.packed && len(data) >= len(c.frames) {
-				t.Errorf("the entry is compressed: %t, %d bytes of %d, want what the case says, and a smaller size if compressed", is, len(data), len(c.frames))
+				t.Errorf("whether the entry was compressed: %t, from %[3]d to %[2]d bytes; want the result of the case, and fewer bytes if compressed", is, len(data), len(c.frames))
 			}
 			p.pack(alike) // a further call of pack must not change the previous result
 			frames, err := u.unpack(data)
@@ -41,7 +41,7 @@ func TestPackedEntriesAreRestored(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, err := u.unpack([]byte(c.data)); err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("unpack returned error %v, want the error of this case", err)
+				t.Errorf("unpack of a damaged entry returned error %v, want the error of this case", err)
 			}
 		})
 	}
@@ -66,7 +66,7 @@ func FuzzUnpack(f *testing.F) {
 		var u unpacker
 		frames, err := u.unpack(data)
 		if err == nil && len(frames) > max(unpackedLimit, len(data)) {
-			t.Fatalf("an entry of %d bytes was unpacked to %d bytes, more than the limit", len(data), len(frames))
+			t.Fatalf("an entry of %d bytes was unpacked to %d bytes, want at most unpackedLimit", len(data), len(frames))
 		}
 	})
 }

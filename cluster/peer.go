@@ -42,7 +42,7 @@ type Hello struct {
 
 	Version      string `json:"version,omitempty"`
 	FeatureLevel uint32 `json:"level,omitempty"`
-	Memory       int64  `json:"memory,omitempty"` // memory that the scheduler process may use, in MiB
+	Memory       int64  `json:"memory,omitempty"` // memory that the sender's process may use, in MiB
 
 	Term      uint64 `json:"term,omitempty"`
 	LastIndex uint64 `json:"last,omitempty"`

@@ -43,13 +43,13 @@ func TestConcurrentProposalsGetTheirOwnResults(t *testing.T) {
 					return err
 				})
 				if len(res) != len(ids) {
-					t.Errorf("Propose of the commands %v returned %d results, want one for each command", ids, len(res))
+					t.Errorf("Propose of the commands for workloads %v returned %d results, want one for each command", ids, len(res))
 					return
 				}
 				view := leader.Store().View()
 				for i, id := range ids {
 					if len(res[i].Items) != 1 || res[i].Items[0].ID != id {
-						t.Errorf("command %s must get its own result, but got %+v", id, res[i])
+						t.Errorf("the command for workload %s must get its own result, but got %+v", id, res[i])
 					}
 					if value(view, id) != int64(r) {
 						t.Errorf("workload %s must be in the store after Propose, but is not", id)
@@ -60,9 +60,9 @@ func TestConcurrentProposalsGetTheirOwnResults(t *testing.T) {
 	}
 	wg.Wait()
 	used := leader.prop.entries.Load() - entries
-	t.Logf("%d calls were written in %d log entries", callers*rounds, used)
+	t.Logf("%d calls of Propose were written in %d log entries", callers*rounds, used)
 	if used > callers*rounds/4 {
-		t.Errorf("%d calls were written in %d entries, want at least 4 calls per entry", callers*rounds, used)
+		t.Errorf("%d calls of Propose were written in %d log entries, want at least 4 calls per entry", callers*rounds, used)
 	}
 }
 
@@ -86,11 +86,11 @@ func TestCommandsOverTheLimitAreRefused(t *testing.T) {
 	}
 	for i := range r {
 		if r[i].Items[0].ID != fmt.Sprintf("m%d", i) {
-			t.Errorf("result %d is that of command %s, want the results in the order of the commands", i, r[i].Items[0].ID)
+			t.Errorf("result number %d is that of the command for workload %s, want the results in the order of the commands", i, r[i].Items[0].ID)
 		}
 	}
 	if used := n.prop.entries.Load() - before; used != 5 {
-		t.Errorf("ten commands of 100 KiB made %d entries, want 5", used)
+		t.Errorf("ten commands of 100 KiB made %d log entries, want 5", used)
 	}
 	if r, err := n.Propose(context.Background()); err != nil || len(r) != 0 {
 		t.Errorf("Propose without commands returned %v, error %v; want no results and no error", r, err)
@@ -176,7 +176,7 @@ func benchWith(b *testing.B, callers int, cfg func(int, *Config), cmds []fsm.Com
 	b.ReportMetric(float64(cpu)/float64(b.N)/1e3, "cpu-µs/command")
 	b.ReportMetric(float64(b.N)/float64(leader.prop.entries.Load()-entries+1), "commands/entry")
 	if now := leader.raft.CurrentTerm(); now != term {
-		b.Errorf("there must be no election under load, but the term is %d and was %d", now, term)
+		b.Errorf("there must be no election under load, but the Raft term is %d and was %d before", now, term)
 	}
 }
 

@@ -64,7 +64,7 @@ func (r *repairing) ends(t *testing.T) error {
 	case err := <-r.done:
 		return err
 	case <-time.After(patience):
-		t.Fatalf("the repair must end, but still waits because of %v", r.all())
+		t.Fatalf("the repair must end, but still waits for the reasons %v", r.all())
 		return nil
 	}
 }
@@ -168,16 +168,16 @@ func TestADamagedReplicaRepairsItself(t *testing.T) {
 		snapshot, leader bool
 		tls              bool
 	}{
-		{name: "a damaged byte of an entry"},
-		{name: "a damaged byte of an entry of the leader", leader: true},
-		{name: "a damaged byte of an entry, with TLS", tls: true},
-		{name: "a log file with other content", damage: func(dir string) error {
+		{name: "one byte of a follower's log entry is damaged"},
+		{name: "one byte of the leader's log entry is damaged", leader: true},
+		{name: "one byte of a follower's log entry is damaged, with TLS", tls: true},
+		{name: "the log file has other content", damage: func(dir string) error {
 			return os.WriteFile(logPath(dir), bytes.Repeat([]byte("nonsense"), 8192), 0o600)
 		}},
-		{name: "a truncated log", damage: func(dir string) error { return os.Truncate(logPath(dir), 20000) }},
-		{name: "a damaged term", damage: stable(keyTerm, 0x10)},
-		{name: "a damaged replica id", damage: stable(keyReplicaID, 1)},
-		{name: "damaged snapshots", snapshot: true, damage: func(dir string) error {
+		{name: "the log file is truncated", damage: func(dir string) error { return os.Truncate(logPath(dir), 20000) }},
+		{name: "the stored term is damaged", damage: stable(keyTerm, 0x10)},
+		{name: "the stored replica id is damaged", damage: stable(keyReplicaID, 1)},
+		{name: "the snapshots are damaged", snapshot: true, damage: func(dir string) error {
 			all, err := filepath.Glob(filepath.Join(dir, RaftDir, "snapshots", "*-*", "state.bin"))
 			for _, path := range all {
 				err = errors.Join(err, flip(path, nil))
@@ -229,29 +229,29 @@ func TestADamagedReplicaRepairsItself(t *testing.T) {
 			}
 			kept := asides(t, g.dirs[i])
 			if len(kept) != 1 {
-				t.Fatalf("there are folders with damaged data: %v, want one", kept)
+				t.Fatalf("the data directory has these folders with damaged data: %v, want one", kept)
 			}
 			if after, err := os.ReadFile(filepath.Join(g.dirs[i], kept[0], logFile)); err != nil || !bytes.Equal(before, after) {
-				t.Errorf("the damaged log must be kept unchanged, but: %v", err)
+				t.Errorf("the damaged log must be kept unchanged in the folder that was moved aside, but is changed or cannot be read: %v", err)
 			}
 			back := g.start(i)
 			testbed.Until(t, "the repaired replica is a voter again", func() bool { return back.Status().Role == RoleVoter })
 			leader = g.settled(3)
 			if back.ID() == old || back.clusterID() != cluster {
-				t.Errorf("the repaired replica is %s of cluster %s, was %s of %s, want a new id in the same cluster", back.ID(), back.clusterID(), old, cluster)
+				t.Errorf("the repaired replica has id %s in cluster %s, and had id %s in cluster %s; want a new id in the same cluster", back.ID(), back.clusterID(), old, cluster)
 			}
 			if _, there := leader.find(old); there {
 				t.Errorf("the old id %s must be removed from the configuration, but is still there", old)
 			}
-			testbed.Until(t, "the data is back", func() bool { return value(back.Store().View(), "needle") == 29 })
+			testbed.Until(t, "the repaired replica has the writes again", func() bool { return value(back.Store().View(), "needle") == 29 })
 			testbed.Until(t, "the events of the repair are recorded", func() bool { return len(eventsOf(back, fsm.EventReplicaRepaired)) == 1 })
 			e := eventsOf(back, fsm.EventReplicaDamaged)
 			if len(e) != 1 || e[0].Message != back.cfg.Name || detailOf(e[0], "previous") != old || detailOf(e[0], "aside") != kept[0] || !contains(detailOf(e[0], "damage"), ErrCorrupt.Error()) {
-				t.Errorf("the events about the damage are %+v, want one that names the old id, the folder and the damage", e)
+				t.Errorf("the events about the damage are %+v, want one event that names the old id, the folder and the damage", e)
 			}
 			g.put("after", 1)
 			if again := asides(t, g.dirs[i]); len(again) != 1 {
-				t.Errorf("the folders with damaged data are %v, want still one", again)
+				t.Errorf("after a restart the folders with damaged data are %v, want still one", again)
 			}
 		})
 	}
@@ -277,14 +277,14 @@ func TestARepairWaitsForAMajority(t *testing.T) {
 	r := g.repair(i, damage)
 	r.waitsFor(t, 3, "")
 	if kept := asides(t, g.dirs[i]); len(kept) != 0 {
-		t.Fatalf("without a majority the damaged data must stay in place, but was moved: %v", kept)
+		t.Fatalf("without a majority the damaged data must stay in place, but was moved to the folders %v", kept)
 	}
 	g.start(away)
 	if err := r.ends(t); err != nil {
 		t.Fatal(err)
 	}
 	g.start(i)
-	testbed.Until(t, "the data is back", func() bool {
+	testbed.Until(t, "the repaired replica has the writes again", func() bool {
 		n := g.snapshot()[i]
 		return value(n.Store().View(), "needle") == 1
 	})
@@ -313,7 +313,7 @@ func TestTwoOfThreeDamagedWait(t *testing.T) {
 				t.Errorf("the repair that waits ended with %v, want that its context was cancelled", err)
 			}
 			if kept := asides(t, g.dirs[i]); len(kept) != 0 {
-				t.Errorf("replica %d must not move its damaged data aside, but did: %v", i, kept)
+				t.Errorf("replica %d must not move its damaged data aside, but moved it to the folders %v", i, kept)
 			}
 		}()
 	}
@@ -344,7 +344,7 @@ func TestTwoOfFiveDamagedRepairThemselves(t *testing.T) {
 	g.settled(5)
 	for i := range found {
 		n := g.snapshot()[i]
-		testbed.Until(t, "the data is back", func() bool { return value(n.Store().View(), "needle") == 1 })
+		testbed.Until(t, "the repaired replicas have the writes again", func() bool { return value(n.Store().View(), "needle") == 1 })
 	}
 	g.put("after", 1)
 }
@@ -402,11 +402,11 @@ func TestAnInterruptedRepairIsTakenUpAgain(t *testing.T) {
 	for range 2 {
 		back := g.start(i)
 		if !back.knows() || back.clusterID() == "" {
-			t.Error("the replica must know the id of its cluster, but does not")
+			t.Error("after the interrupted repair the replica must know the id of its cluster, but does not")
 		}
 		time.Sleep(5 * fastTiming().Reconcile) // wait long enough for the replica to form a cluster, which it must not do
 		if len(back.servers()) != 0 || back.Store().View().Info().ClusterID != "" {
-			t.Fatalf("the replica must not form a new cluster, but has the servers %+v", back.servers())
+			t.Fatalf("after the interrupted repair the replica must not form a new cluster, but its Raft configuration has the servers %+v", back.servers())
 		}
 		g.close(i)
 	}
@@ -442,7 +442,7 @@ func TestARepairIsRefused(t *testing.T) {
 		prepare func(g *group, i int, leader *Node)
 		want    string
 	}{
-		{"the data of the only replica", 1, nil, "the only replica of its cluster"},
+		{"the only replica of its cluster", 1, nil, "the only replica of its cluster"},
 		{"a replica without peers.json", 3, func(g *group, i int, _ *Node) { _ = os.Remove(filepath.Join(g.dirs[i], peersFile)) }, "peers.json"},
 		{"a replica with a damaged peers.json", 3, func(g *group, i int, _ *Node) { write(filepath.Join(g.dirs[i], peersFile), []byte(`{"cluster":`)) }, "peers.json"},
 		{"a replica that is configured for another cluster", 3, func(g *group, i int, _ *Node) {
@@ -479,10 +479,10 @@ func TestARepairIsRefused(t *testing.T) {
 			before := asides(t, g.dirs[i])
 			err := g.repair(i, damage).ends(t)
 			if !errors.Is(err, ErrNoRepair) || !errors.Is(err, ErrCorrupt) || !contains(err.Error(), c.want) {
-				t.Errorf("Repair returned %v, want ErrNoRepair with %q", err, c.want)
+				t.Errorf("Repair returned %v, want ErrNoRepair and ErrCorrupt with the text %q", err, c.want)
 			}
 			if after := asides(t, g.dirs[i]); len(after) != len(before) {
-				t.Errorf("the folders with damaged data are %v, want as many as before", after)
+				t.Errorf("after the refused repair the folders with damaged data are %v, want as many as before", after)
 			}
 		})
 	}
@@ -507,7 +507,7 @@ func TestARepairWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	t.Run("the disk has no room for new data", func(t *testing.T) {
+	t.Run("a repair waits while the disk has no room for new data", func(t *testing.T) {
 		g.hooks = func(_ int, h *hooks) { h.free = func(string) (uint64, error) { return 4096, nil } }
 		r := g.repair(i, damage)
 		r.waitsFor(t, 2, "has 0 MiB free")
@@ -515,7 +515,7 @@ func TestARepairWaits(t *testing.T) {
 		_ = r.ends(t)
 		g.hooks = nil
 	})
-	t.Run("peers.json has the addresses of another cluster", func(t *testing.T) {
+	t.Run("a repair waits while peers.json has the addresses of another cluster", func(t *testing.T) {
 		other := newGroup(t, 1)
 		stranger := other.form()
 		note := loadNote(dir)
@@ -532,7 +532,7 @@ func TestARepairWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	t.Run("another process runs on a copy of the data", func(t *testing.T) {
+	t.Run("a repair waits while another process runs on a copy of the data", func(t *testing.T) {
 		c := g.config(i)
 		c.DataDir = copied
 		twin, err := open(timeout(t, patience), c, hooks{})
@@ -549,7 +549,7 @@ func TestARepairWaits(t *testing.T) {
 	if kept := asides(t, dir); len(kept) != 1 {
 		t.Errorf("the folders with damaged data are %v, want one", kept)
 	}
-	t.Run("Repair ends if somebody changed the data meanwhile", func(t *testing.T) {
+	t.Run("a repair that waits ends when somebody has changed the data", func(t *testing.T) {
 		g.hooks = func(_ int, h *hooks) { h.free = func(string) (uint64, error) { return 4096, nil } }
 		r := g.repair(i, damage)
 		r.waitsFor(t, 1, "has 0 MiB free")
@@ -603,7 +603,7 @@ func TestTheMissingPartOfAQuorumIsNamed(t *testing.T) {
 		q, reached := others(c.others...)
 		err := q.lacks(reached)
 		if (err == nil) != (c.want == "") || err != nil && !contains(err.Error(), c.want) {
-			t.Errorf("with the other replicas %v, lacks returned %v, want %q", c.others, err, c.want)
+			t.Errorf("with the other replicas in the states %v, lacks returned %v, want an error that contains %q, or none if it is empty", c.others, err, c.want)
 		}
 	}
 }

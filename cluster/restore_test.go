@@ -55,7 +55,7 @@ func TestRestoreReachesEveryReplica(t *testing.T) {
 	}
 	second := <-epochs
 	if !first.Less(second) || second.Incarnation == first.Incarnation {
-		t.Errorf("epoch %s is followed by epoch %s, want a higher one with a new incarnation", second, first)
+		t.Errorf("the leadership term after the restore has epoch %s and the one before had epoch %s, want a higher epoch with a new incarnation", second, first)
 	}
 	cancel()
 	<-ended
@@ -66,7 +66,7 @@ func TestRestoreReachesEveryReplica(t *testing.T) {
 			return value(v, "w") == 1 && !younger && v.Info().Index >= index && v.Info().Incarnation > before.Incarnation
 		})
 		if got := n.Status().ClusterID; got != before.ClusterID {
-			t.Errorf("replica %d is of cluster %q, was %q", i, got, before.ClusterID)
+			t.Errorf("after the restore replica %d has the cluster id %q, want %q as before", i, got, before.ClusterID)
 		}
 	}
 	g.put("after", 3)
@@ -125,10 +125,10 @@ func TestFailedRestoreChangesNothing(t *testing.T) {
 		t.Error("Restoring must be false after a restore")
 	}
 	if !errors.Is(err, no) || refused.Load() != 1 {
-		t.Errorf("Restore returned %v and %d proposals were refused, want the error of build and one refusal", err, refused.Load())
+		t.Errorf("Restore returned %v, want the error that the build function returned; %d proposals were refused during the restore, want 1", err, refused.Load())
 	}
 	if got := leader.Store().View().Info().Incarnation; got != old.Info().Incarnation {
-		t.Errorf("incarnation %d, was %d, want no change", got, old.Info().Incarnation)
+		t.Errorf("after the failed restore the incarnation of the state is %d, want %d as before", got, old.Info().Incarnation)
 	}
 	g.put("w", 2)
 }
@@ -140,7 +140,7 @@ func TestASurvivorIsRecovered(t *testing.T) {
 	before := leader.Store().View().Info()
 	last := 0
 	for i, n := range g.snapshot() {
-		testbed.Until(t, "all replicas have the write", func() bool { return value(n.Store().View(), "w") == 1 })
+		testbed.Until(t, "all replicas have the write before the quorum is lost", func() bool { return value(n.Store().View(), "w") == 1 })
 		if n != leader {
 			last = i
 		}
@@ -168,11 +168,11 @@ func TestASurvivorIsRecovered(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got.State.Info().Incarnation <= before.Incarnation {
-		t.Errorf("incarnation %d, was %d, want a higher one", got.State.Info().Incarnation, before.Incarnation)
+		t.Errorf("the recovered state has incarnation %d and the state before had %d, want a higher incarnation", got.State.Info().Incarnation, before.Incarnation)
 	}
 	// Recover can be repeated, for example after an interruption. The second call must change nothing more.
 	if got, err = Recover(t.Context(), dir, "operator", leader.log); err != nil || len(got.Lost) != 0 {
-		t.Fatalf("a second Recover returned %v, lost %v, want nil and no lost replicas", err, got.Lost)
+		t.Fatalf("a second Recover returned error %v and the lost replicas %v, want no error and no lost replicas", err, got.Lost)
 	}
 
 	alone := g.start(last)
@@ -181,7 +181,7 @@ func TestASurvivorIsRecovered(t *testing.T) {
 		t.Fatalf("replica %s leads as %s, want the surviving replica %s", leader.cfg.Name, leader.ID(), id)
 	}
 	if v := leader.Store().View(); value(v, "w") != 1 || v.Info().Incarnation != got.State.Info().Incarnation {
-		t.Errorf("the value w is %d in incarnation %d, want the value 1 in the recovered incarnation", value(v, "w"), v.Info().Incarnation)
+		t.Errorf("after the recovery workload w has the value %d in incarnation %d, want the value 1 in the recovered incarnation", value(v, "w"), v.Info().Incarnation)
 	}
 	g.put("w", 2)
 	for i := range 3 {
@@ -211,7 +211,7 @@ func TestCancelledRestoreChangesNothing(t *testing.T) {
 	}
 	g.put("w", 2)
 	if got := n.Store().View().Info().Incarnation; got != before {
-		t.Errorf("incarnation %d, was %d, want no change", got, before)
+		t.Errorf("after the cancelled restore the incarnation of the state is %d, want %d as before", got, before)
 	}
 }
 
@@ -238,7 +238,7 @@ func TestARecoveryByRootKeepsTheOwner(t *testing.T) {
 	each(func(path string) error {
 		st, err := os.Stat(path)
 		if err == nil && st.Sys().(*syscall.Stat_t).Uid != service {
-			t.Errorf("file %s must belong to the user of the service, but does not", path)
+			t.Errorf("after a recovery by root, file %s must belong to the user of the service, but does not", path)
 		}
 		return err
 	})
@@ -249,7 +249,7 @@ func TestUnusableDataDirectoriesAreNamed(t *testing.T) {
 	n := g.form()
 	log := n.log
 	if _, err := Recover(t.Context(), t.TempDir(), "operator", log); err == nil {
-		t.Error("Recover must refuse an empty folder, but accepted it")
+		t.Error("Recover of an empty folder must return an error, but returned none")
 	}
 	g.close(0)
 	if s, err := Recover(t.Context(), g.dirs[0], "operator", log); err != nil || len(s.Lost) != 0 {
@@ -292,7 +292,7 @@ func TestStopWhileAStateIsReplaced(t *testing.T) {
 		t.Errorf("the restore ended with %v, want nil or ErrUnknownOutcome", err)
 	}
 	if got := g.start(0).Store().View().Info().Incarnation; got <= old.Info().Incarnation {
-		t.Errorf("incarnation %d after a restore of %d, want a higher one", got, old.Info().Incarnation)
+		t.Errorf("after the restore the incarnation of the state is %d and was %d before, want a higher incarnation", got, old.Info().Incarnation)
 	}
 }
 
@@ -300,7 +300,7 @@ func TestStopWhileAStateIsReplaced(t *testing.T) {
 // build gets.
 func TestARestoreSeesAcceptedCommands(t *testing.T) {
 	n := newGroup(t, 1).form()
-	testbed.Until(t, "the proposer has the commands in its queue", func() bool { return n.prop.settle(timeout(t, time.Second)) == nil })
+	testbed.Until(t, "the proposer has answered all earlier calls", func() bool { return n.prop.settle(timeout(t, time.Second)) == nil })
 	calls, err := n.prop.encode([]fsm.Command{put("early", 1)})
 	if err != nil {
 		t.Fatal(err)
@@ -325,6 +325,6 @@ func TestARestoreSeesAcceptedCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := n.Store().View().Workload("early"); !ok {
-		t.Error("an acknowledged workload must survive the restore, but is lost")
+		t.Error("a workload whose command was accepted before the restore is not in the restored state")
 	}
 }

@@ -103,7 +103,7 @@ func (b *byHand) mustInstallWith(last entryID, next []*raft.Log) {
 	b.t.Helper()
 	b.mustInstall(last.term, last)
 	if !b.appends(last.term, last, 0, next) {
-		b.t.Fatal("the entries right after the snapshot must be accepted, but were refused")
+		b.t.Fatal("the follower must accept the entries right after the snapshot, but refused them")
 	}
 }
 
@@ -111,7 +111,7 @@ func (b *byHand) holds(index, term uint64) {
 	b.t.Helper()
 	var l raft.Log
 	if err := b.follower.logs.GetLog(index, &l); err != nil || l.Term != term {
-		b.t.Errorf("entry %d of the follower: term %d, %v; the leader's entry has term %d", index, l.Term, err, term)
+		b.t.Errorf("entry %d in the follower's log has term %d (error %v), want the term of the leader's entry, %d", index, l.Term, err, term)
 	}
 }
 
@@ -138,18 +138,18 @@ func TestAnAppendThatContinuesTheSnapshotIsAccepted(t *testing.T) {
 		name   string
 		before func(b *byHand)
 	}{
-		{"a repeated append", func(b *byHand) {
+		{"the leader repeats its append", func(b *byHand) {
 			b.mustInstallWith(entryID{snapshot, term}, entries(snapshot+1, last, term))
 		}},
-		{"an append that is repeated after a restart", func(b *byHand) {
+		{"the leader repeats its append after a restart of the follower", func(b *byHand) {
 			b.mustInstallWith(entryID{snapshot, term}, entries(snapshot+1, last, term))
 			b.g.close(1)
 			b.follower = b.g.start(1)
 			b.from.trans.CloseStreams() // this closes the streams that were opened in the previous term
 		}},
-		{"uncommitted entries before and after the snapshot's end", func(b *byHand) {
+		{"the follower's log has uncommitted entries before and after the snapshot's end", func(b *byHand) {
 			if !b.appends(term-1, entryID{}, 0, entries(1, last, term-1)) {
-				t.Fatal("the leader's first entries must be accepted, but were refused")
+				t.Fatal("the follower must accept the leader's first entries, but refused them")
 			}
 			b.mustInstall(term, entryID{snapshot, term})
 		}},
@@ -158,7 +158,7 @@ func TestAnAppendThatContinuesTheSnapshotIsAccepted(t *testing.T) {
 			b := newByHand(t)
 			c.before(b)
 			if !b.appends(term, entryID{snapshot, term}, last, entries(snapshot+1, last, term)) {
-				t.Fatal("entries that continue the snapshot must be accepted, but were refused, so the leader would send the snapshot again without end")
+				t.Fatal("the follower must accept entries that continue its snapshot, but refused them, so the leader would send the snapshot again without end")
 			}
 			b.holds(snapshot+1, term)
 			b.holds(last, term)
@@ -184,7 +184,7 @@ func TestAnAppendThatContinuesNoSnapshotIsRefused(t *testing.T) {
 	// If a snapshot cannot be restored, no append may continue it: the replica still has to apply the
 	// entries up to the snapshot's end.
 	if _, err := b.installs(term, entryID{snapshot + 20, term}, []byte("nonsense")); err == nil {
-		t.Fatal("a broken snapshot must not be installed, but was")
+		t.Fatal("the follower has installed a broken snapshot, want an error")
 	}
 	if b.appends(term, entryID{snapshot + 20, term}, 0, entries(snapshot+21, snapshot+22, term)) {
 		t.Error("an append that continues a snapshot that was not restored must be refused, but was accepted")
@@ -201,7 +201,7 @@ func TestAContradictedSnapshotStopsTheReplica(t *testing.T) {
 	b := newByHand(t)
 	b.mustInstallWith(entryID{snapshot, term}, entries(snapshot+1, snapshot+3, term))
 	if !b.appends(term+1, entryID{snapshot, term}, 0, nil) {
-		t.Fatal("an append of a new leader must be accepted, but was refused")
+		t.Fatal("the follower must accept an append of a new leader, but refused it")
 	}
 	id, addr := b.to()
 	other := func(by uint64) *raft.AppendEntriesRequest {
@@ -212,7 +212,7 @@ func TestAContradictedSnapshotStopsTheReplica(t *testing.T) {
 		t.Errorf("an append of a former leader must be refused, but the answer is %+v, error %v", resp, err)
 	}
 	if err := b.follower.Err(); err != nil {
-		t.Errorf("a former leader made the replica halt: %v", err)
+		t.Errorf("an append of a former leader made the follower halt because of %v, want it running", err)
 	}
 	// The call may succeed or fail: the replica may have halted already.
 	_ = b.from.trans.AppendEntries(id, addr, other(term+1), &resp)
@@ -225,17 +225,17 @@ func TestOnlyEntriesThatAnAppendProvesAreApplied(t *testing.T) {
 	const term, snapshot, last = 1000, 50, 61
 	b := newByHand(t)
 	if !b.appends(term-1, entryID{}, 0, entries(1, last, term-1)) {
-		t.Fatal("the leader's first entries must be accepted, but were refused")
+		t.Fatal("the follower must accept the leader's first entries, but refused them")
 	}
 	b.mustInstall(term, entryID{snapshot, term})
 	if !b.appends(term, entryID{snapshot, term}, snapshot+1, nil) {
-		t.Fatal("an append without entries must be accepted, but was refused")
+		t.Fatal("the follower must accept an append without entries, but refused it")
 	}
 	if got := b.follower.raft.CommitIndex(); got > snapshot {
-		t.Errorf("entry %d of a former leader must not be applied as committed, but was", got)
+		t.Errorf("the follower has applied entry %d of a former leader, which is not committed", got)
 	}
 	if !b.appends(term, entryID{snapshot, term}, snapshot+1, entries(snapshot+1, snapshot+1, term)) {
-		t.Fatal("the entry after the snapshot must be accepted, but was refused")
+		t.Fatal("the follower must accept the entry after the snapshot, but refused it")
 	}
 	b.applied(snapshot + 1)
 	b.holds(snapshot+1, term)
@@ -249,7 +249,7 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 		b := newByHand(t)
 		b.mustInstallWith(entryID{snapshot, term}, next)
 		if !b.appends(term, entryID{last, term}, last, nil) {
-			t.Fatal("an append at the end of the log must be accepted, but was refused")
+			t.Fatal("the follower must accept an append at the end of its log, but refused it")
 		}
 		b.applied(last)
 		return b
@@ -257,32 +257,32 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 	stays := func(b *byHand) {
 		b.t.Helper()
 		if got := b.follower.raft.AppliedIndex(); got != last {
-			b.t.Errorf("the follower must go on after the snapshot: it has applied entry %d, and the snapshot ends at %d", got, last)
+			b.t.Errorf("the follower has applied entry %d, want entry %d as before the snapshot", got, last)
 		}
 		if err := b.follower.Err(); err != nil {
 			b.t.Error(err)
 		}
 	}
-	t.Run("a repeated snapshot", func(t *testing.T) {
+	t.Run("a repeated snapshot is not installed again", func(t *testing.T) {
 		b := begin(t)
 		for range 2 {
 			b.mustInstall(term, entryID{snapshot, term})
 			stays(b)
 		}
 		if !b.appends(term, entryID{snapshot, term}, last, next) {
-			t.Error("entries after the snapshot must be accepted, but were refused, so the leader would send the snapshot again without end")
+			t.Error("the follower must accept entries after the snapshot, but refused them, so the leader would send the snapshot again without end")
 		}
 		stays(b)
 	})
-	t.Run("a snapshot that ends in the log", func(t *testing.T) {
+	t.Run("a snapshot that ends within the log is not installed", func(t *testing.T) {
 		b := begin(t)
 		b.mustInstall(term, entryID{snapshot + 5, term})
 		stays(b)
 		if !b.appends(term, entryID{snapshot + 5, term}, last, next[5:]) {
-			t.Error("entries after the snapshot must be accepted, but were refused")
+			t.Error("the follower must accept entries after the snapshot, but refused them")
 		}
 	})
-	t.Run("a snapshot of a former leader", func(t *testing.T) {
+	t.Run("a snapshot of a former leader is refused", func(t *testing.T) {
 		b := begin(t)
 		resp, err := b.installs(term-1, entryID{snapshot, term}, emptyState(t))
 		if err != nil || resp.Success || resp.Term != term {
@@ -290,7 +290,7 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 		}
 		stays(b)
 	})
-	t.Run("a snapshot of a new leader", func(t *testing.T) {
+	t.Run("a snapshot of a new leader is answered with its term", func(t *testing.T) {
 		b := begin(t)
 		resp, err := b.installs(term+1, entryID{snapshot, term}, emptyState(t))
 		if err != nil || !resp.Success || resp.Term != term+1 {
@@ -298,7 +298,7 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 		}
 		stays(b)
 	})
-	t.Run("a snapshot that ends before the log", func(t *testing.T) {
+	t.Run("a snapshot that ends before the log begins is refused", func(t *testing.T) {
 		b := begin(t)
 		if _, err := b.installs(term, entryID{snapshot - 9, term}, emptyState(t)); err == nil || !strings.Contains(err.Error(), "is behind the state") {
 			t.Errorf("the older snapshot was answered with error %v, want that it is behind the state", err)
@@ -306,17 +306,17 @@ func TestASnapshotThatTheStateContainsIsNotInstalled(t *testing.T) {
 		stays(b)
 		b.from.trans.CloseStreams()
 		if !b.appends(term, entryID{last, term}, last+1, entries(last+1, last+1, term)) {
-			t.Error("the next entry after the snapshot must be accepted, but was refused")
+			t.Error("the follower must accept the next entry after the snapshot, but refused it")
 		}
 	})
-	t.Run("an older snapshot, and an empty log", func(t *testing.T) {
+	t.Run("an older snapshot is installed over a state that only this replica restored, with an empty log", func(t *testing.T) {
 		b := newByHand(t)
 		// Install a snapshot as if a backup had been restored on this replica only.
 		b.mustInstall(term, entryID{snapshot, term})
 		b.mustInstall(term+1, entryID{snapshot - 9, term + 1})
 		b.applied(snapshot - 9)
 	})
-	t.Run("a snapshot that contradicts the log", func(t *testing.T) {
+	t.Run("a snapshot that contradicts the log is installed, and the log's entries are removed", func(t *testing.T) {
 		b := begin(t)
 		b.mustInstall(term+1, entryID{snapshot + 5, term + 1})
 		b.applied(snapshot + 5)
@@ -337,10 +337,10 @@ func TestConflictingEntriesAreRemovedAtTheStart(t *testing.T) {
 		{"the log ends with the snapshot", entryID{last, term}, 1, last},
 		{"the log has another entry at the snapshot's end", entryID{5, term + 1}, 6, last},
 		{"the log has another entry at the snapshot's end and ends there", entryID{last, term + 1}, 0, 0},
-		{"a log that ends before the snapshot", entryID{last + 5, term + 1}, 0, 0},
+		{"the log ends before the snapshot's end", entryID{last + 5, term + 1}, 0, 0},
 		{"the log has a gap before the snapshot's end, and entries after the snapshot", entryID{15, term}, 16, 20},
 		{"the log has a gap and continues after it", entryID{12, term}, 16, 20},
-		{"a log, and no snapshot", entryID{0, 0}, 1, last},
+		{"there is a log and no snapshot", entryID{0, 0}, 1, last},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := logOf(t, entries(1, last, term))
@@ -354,7 +354,7 @@ func TestConflictingEntriesAreRemovedAtTheStart(t *testing.T) {
 					t.Fatal(err)
 				}
 				if first, upto, err := s.ends(); err != nil || first != c.first || upto != c.upto {
-					t.Errorf("log entries %d to %d remain (error %v), want %d to %d", first, upto, err, c.first, c.upto)
+					t.Errorf("after the start the log has the entries %d to %d (error %v), want %d to %d", first, upto, err, c.first, c.upto)
 				}
 			}
 		})
@@ -366,7 +366,7 @@ func TestConflictingEntriesAreRemovedAtTheStart(t *testing.T) {
 func (b *byHand) endsBehind(term, snapshot, last uint64) {
 	b.t.Helper()
 	if !b.appends(term-1, entryID{}, 0, entries(1, last, term-1)) {
-		b.t.Fatal("the leader's first entries must be accepted, but were refused")
+		b.t.Fatal("the follower must accept the leader's first entries, but refused them")
 	}
 	b.g.close(1)
 	files, err := raft.NewFileSnapshotStore(filepath.Join(b.g.dirs[1], RaftDir), keptSnaps, io.Discard)
@@ -392,7 +392,7 @@ func TestALogBehindTheSnapshotIsDroppedAtAStart(t *testing.T) {
 		b.lacks(i)
 	}
 	if !b.appends(term, entryID{snapshot, term}, last, entries(snapshot+1, last, term)) {
-		t.Error("entries after the snapshot must be accepted, but were refused")
+		t.Error("the follower must accept entries after the snapshot, but refused them")
 	}
 	b.applied(last)
 }
@@ -414,7 +414,7 @@ func TestALogBehindTheSnapshotCannotBeRecovered(t *testing.T) {
 	}()
 	var s Survivor
 	if _, err := o.replay(newMachine(), &s); err != nil || s.LastIndex != snapshot || s.LastTerm != term {
-		t.Errorf("the log ends with entry %d of term %d (%v), want entry %d of term %d", s.LastIndex, s.LastTerm, err, snapshot, term)
+		t.Errorf("Survey says that the log ends with entry %d of term %d (error %v), want entry %d of term %d", s.LastIndex, s.LastTerm, err, snapshot, term)
 	}
 	if first, upto, err := o.logs.ends(); err != nil || first != 1 || upto != last {
 		t.Errorf("after Survey the log has entries %d to %d (error %v), want all entries from 1", first, upto, err)
@@ -448,9 +448,9 @@ func TestContradictingEntriesAreRemovedBeforeRaftStarts(t *testing.T) {
 		first, upto uint64
 	}{
 		{"the log has the last entry of the snapshot", entryID{5, term}, 1, last},
-		{"entries of an earlier term after the snapshot", entryID{5, term + 1}, 0, 0},
-		{"entries after the snapshot that its leader may have written", entryID{5, term - 1}, 6, last},
-		{"a log that ends with the snapshot", entryID{last, term + 1}, 0, 0},
+		{"the entries after the snapshot have an earlier term than the snapshot", entryID{5, term + 1}, 0, 0},
+		{"the leader of the snapshot may have written the entries after the snapshot", entryID{5, term - 1}, 6, last},
+		{"the log has another entry at the snapshot's end and ends there", entryID{last, term + 1}, 0, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := logOf(t, entries(1, last, term))
@@ -458,7 +458,7 @@ func TestContradictingEntriesAreRemovedBeforeRaftStarts(t *testing.T) {
 				t.Fatal(err)
 			}
 			if first, upto, err := s.ends(); err != nil || first != c.first || upto != c.upto {
-				t.Errorf("log entries %d to %d remain (error %v), want %d to %d", first, upto, err, c.first, c.upto)
+				t.Errorf("before Raft starts the log has the entries %d to %d (error %v), want %d to %d", first, upto, err, c.first, c.upto)
 			}
 		})
 	}

@@ -94,8 +94,8 @@ func stallThreshold(limit, slowest time.Duration, stops bool) time.Duration {
 	if stops {
 		least, most = min(limit, stopStall), limit
 	}
-	// The slowest write of the last minute may have been a hang. So limit the threshold, because the disk may hang
-	// again.
+	// The slowest write of the last minute may have been a hang. So limit the threshold: otherwise a
+	// second hang of the same length would not be noticed.
 	return min(max(least, slowest*3/2), most)
 }
 

@@ -170,9 +170,9 @@ func (g *group) keepsLeader(attempt func(leader *Node)) {
 		if now == term && leader.IsLeader() {
 			return
 		}
-		g.t.Logf("the term rose from %d to %d", term, now)
+		g.t.Logf("the Raft term rose from %d to %d", term, now)
 	}
-	g.t.Errorf("the leader and its term must stay the same, but changed in each of %d attempts", attempts)
+	g.t.Errorf("the leader and its Raft term must stay the same, but changed in each of %d attempts", attempts)
 }
 
 func TestAFollowerWhoseDiskHangsChangesNoLeader(t *testing.T) {
@@ -252,7 +252,7 @@ func TestASingleReplicaLeadsAgainAfterADiskHang(t *testing.T) {
 	disks[0].work()
 	<-terms
 	if v := value(n.Store().View(), "held"); v != 1 {
-		t.Errorf("the value of the write that hung is %d, want 1", v)
+		t.Errorf("workload w has the value %d after the disk works again, want the 1 of the write that hung", v)
 	}
 	g.put("w", 2)
 }
@@ -261,7 +261,7 @@ func TestCloseWithAHangingDiskEndsSoon(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		known bool // wait until the replica has noticed the hanging disk, then close it
-	}{{"noticed before", true}, {"not noticed yet", false}} {
+	}{{"the replica has noticed the hanging disk before it is closed", true}, {"the replica has not noticed the hanging disk when it is closed", false}} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newGroup(t, 3)
 			disks := g.onDisks(time.Second)
@@ -323,7 +323,7 @@ func TestSlowDisksElectALeader(t *testing.T) {
 			fault()
 			next, _ := g.put("w", 1)
 			took := time.Since(began)
-			t.Logf("%s: a leader was elected after %s, %d terms later", what, took, next.raft.CurrentTerm()-term)
+			t.Logf("%s: a leader was elected after %s, %d Raft terms later", what, took, next.raft.CurrentTerm()-term)
 			if took <= most {
 				return
 			}
@@ -332,7 +332,7 @@ func TestSlowDisksElectALeader(t *testing.T) {
 		t.Errorf("%s: no leader was elected in any of %d elections within %s", what, attempts, most)
 	}
 	var dead int
-	elects("the leader is dead", func() {
+	elects("after the leader has died", func() {
 		dead = g.index(g.waitLeader())
 		g.close(dead)
 	}, func() {
@@ -406,7 +406,7 @@ func TestASlowLeaderStaysForTheCooldown(t *testing.T) {
 			return l != slow
 		})
 		took := time.Since(began)
-		t.Logf("the leadership term ended after %s", took)
+		t.Logf("the leadership term of the slow leader ended after %s", took)
 		stayed = took >= cooldown
 	}
 	if !stayed {
@@ -425,14 +425,14 @@ func TestLeadershipGoesToAFasterVoter(t *testing.T) {
 	}{
 		{"a leader with a fast disk keeps leadership", 5 * ms, map[string]time.Duration{"b": ms / 10}, ""},
 		{"a leader with a slow disk chooses the voter with the fastest disk", 100 * ms, map[string]time.Duration{"b": 2 * ms, "c": ms}, "c"},
-		{"all voters are slow", 100 * ms, map[string]time.Duration{"b": 90 * ms, "c": 40 * ms}, ""},
-		{"the write durations of the other voters are not known", 100 * ms, map[string]time.Duration{"b": 0}, ""},
+		{"a leader keeps leadership if all voters have slow disks", 100 * ms, map[string]time.Duration{"b": 90 * ms, "c": 40 * ms}, ""},
+		{"a leader keeps leadership if the write durations of the other voters are not known", 100 * ms, map[string]time.Duration{"b": 0}, ""},
 		{"of equally fast voters, the one with the lowest id is chosen", 100 * ms, map[string]time.Duration{"c": ms, "b": ms}, "b"},
-		{"no other voter", 100 * ms, nil, ""},
+		{"a leader without another voter keeps leadership", 100 * ms, nil, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := fasterVoter(c.own, c.others); got != c.want {
-				t.Errorf("fasterVoter returned %q, want %q", got, c.want)
+				t.Errorf("fasterVoter returned voter %q, want %q", got, c.want)
 			}
 		})
 	}
@@ -447,7 +447,7 @@ func TestElectionTimeoutFollowsTheDisk(t *testing.T) {
 		{10 * time.Second, 5 * time.Second},
 	} {
 		if got := base.electionTimeout(c.write); got != c.want {
-			t.Errorf("the stall threshold for writes of usually %s is %s, want %s", c.write, got, c.want)
+			t.Errorf("for writes that usually take %s the election timeout is %s, want %s", c.write, got, c.want)
 		}
 	}
 }
@@ -463,7 +463,7 @@ func TestTheStallThresholdFollowsTheUsualDuration(t *testing.T) {
 		{"a fast disk", ms, false, 1000 * ms},
 		{"a slow disk", 800 * ms, false, 1200 * ms},
 		{"a disk that hung in the last minute", 20_000 * ms, false, 1500 * ms},
-		{"a disk that stops", ms, true, 300 * ms},
+		{"a replica with a fast disk that is about to be closed", ms, true, 300 * ms},
 		{"a replica with a slow disk that is about to be closed", 400 * ms, true, 600 * ms},
 		{"a replica that is about to be closed and whose disk hung in the last minute", 20_000 * ms, true, 1000 * ms},
 	} {
@@ -479,16 +479,16 @@ func TestDiskWatchMeasuresWrites(t *testing.T) {
 	var d diskWatch
 	at := time.Unix(1000, 0)
 	if d.pending(at) != 0 || d.slowest(at) != 0 || d.typical() != 0 {
-		t.Error("a disk without any write must report no durations, but does")
+		t.Error("the measurement of a disk without any write must report no durations, but does")
 	}
 	end := d.begin()
 	later := time.Now().Add(time.Second)
 	if age := d.pending(later); age < time.Second {
-		t.Errorf("the unfinished write is %s old, want at least 1 s", age)
+		t.Errorf("the measured age of the unfinished write is %s, want at least 1 s", age)
 	}
 	end()
 	if age := d.pending(later); age != 0 {
-		t.Errorf("a finished write must not count as unfinished, but does, for %s", age)
+		t.Errorf("a finished write still counts as unfinished, with an age of %s", age)
 	}
 	d = diskWatch{}
 	for k, took := range []time.Duration{3, 900, 5, 4, 4, 4, 4, 4} {
@@ -496,13 +496,13 @@ func TestDiskWatchMeasuresWrites(t *testing.T) {
 		d.finish(uint64(k), now.Add(-took*time.Millisecond), now)
 	}
 	if got := d.slowest(at.Add(30 * time.Second)); got != 900*time.Millisecond {
-		t.Errorf("the slowest write of the last minute is %s, want 900 ms", got)
+		t.Errorf("the measured slowest write of the last minute is %s, want 900 ms", got)
 	}
 	if got := d.slowest(at.Add(80 * time.Second)); got != 0 {
 		t.Errorf("after a minute without writes the slowest write must be 0, but is %s", got)
 	}
 	if got := d.typical(); got < 4*time.Millisecond || got > 100*time.Millisecond {
-		t.Errorf("the usual duration of a write is %s, want 4 to 100 ms", got)
+		t.Errorf("the measured usual duration of a write is %s, want 4 to 100 ms", got)
 	}
 }
 

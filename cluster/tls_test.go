@@ -32,7 +32,7 @@ func TestReplicasRequireMutualTLS(t *testing.T) {
 	g.form()
 	leader, _ := g.put("w", 1)
 
-	t.Run("an agent's certificate is refused", func(t *testing.T) {
+	t.Run("a connection to the Raft port with an agent's certificate is refused", func(t *testing.T) {
 		raw, err := net.DialTimeout("tcp", leader.RaftAddr(), time.Second)
 		if err != nil {
 			t.Fatal(err)
@@ -48,7 +48,7 @@ func TestReplicasRequireMutualTLS(t *testing.T) {
 			t.Errorf("the connection with an agent's certificate ended with %v, want a TLS error of the replica", err)
 		}
 	})
-	t.Run("a replica without TLS is refused", func(t *testing.T) {
+	t.Run("a replica without TLS and without the gossip key is refused", func(t *testing.T) {
 		join := leader.GossipAddr()
 		n, err := open(timeout(t, patience), Config{
 			Name: "plain", DataDir: t.TempDir(), RaftBind: "127.0.0.1:0", GossipBind: "127.0.0.1:0",
@@ -59,7 +59,7 @@ func TestReplicasRequireMutualTLS(t *testing.T) {
 		}
 		defer n.Close()
 		if k, _ := n.gossip.join([]string{join}); k != 0 {
-			t.Errorf("gossip without the key must reach no member, but reached %d", k)
+			t.Errorf("a replica without the gossip key must reach no member, but reached %d", k)
 		}
 		if _, err := n.greetPeer(timeout(t, 2*time.Second), leader.RaftAddr()); err == nil {
 			t.Error("the Raft port must not answer without TLS, but did")
@@ -113,7 +113,7 @@ func TestRevokedReplicaIsCutOff(t *testing.T) {
 				out = leader
 			}
 			gone := g.index(out)
-			testbed.Until(t, "the replica has the written value", func() bool {
+			testbed.Until(t, "the replica that will be revoked has the written value", func() bool {
 				v, err := out.Read(timeout(t, time.Second), Stale, 0)
 				return err == nil && value(v, "w") == 1
 			})
@@ -129,7 +129,7 @@ func TestRevokedReplicaIsCutOff(t *testing.T) {
 				l, ok := out.Leader()
 				return !out.IsLeader() && (!ok || l.ID == out.ID())
 			})
-			t.Logf("cut off within %s", time.Since(at).Round(time.Millisecond))
+			t.Logf("the revoked replica was cut off within %s", time.Since(at).Round(time.Millisecond))
 			v, err := out.Read(timeout(t, time.Second), Stale, 0)
 			if err != nil {
 				t.Fatal(err)
@@ -138,7 +138,7 @@ func TestRevokedReplicaIsCutOff(t *testing.T) {
 				t.Errorf("the revoked replica must not get writes after its revocation, but has the value %d", got)
 			}
 			if _, err := out.greetPeer(timeout(t, 2*time.Second), next.RaftAddr()); err == nil {
-				t.Error("a revoked replica must be refused on the Raft port, but was greeted")
+				t.Error("another replica has answered the revoked replica's greeting on the Raft port, want a refusal")
 			}
 		})
 	}

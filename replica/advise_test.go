@@ -23,7 +23,7 @@ func TestErrorsGetAdvice(t *testing.T) {
 			[]string{"mv /data/s1/raft /data/s1/raft.damaged", "SCHEDULER_JOIN", "persysctl backup restore"}},
 		{"a full disk", fmt.Errorf("%w: %w", cluster.ErrStorage, &os.PathError{Op: "write", Path: "log.db", Err: syscall.ENOSPC}),
 			[]string{"free disk space for /data/s1"}},
-		{"a quota", &os.PathError{Op: "write", Path: "log.db", Err: syscall.EDQUOT}, []string{"free disk space for /data/s1"}},
+		{"an exceeded disk quota", &os.PathError{Op: "write", Path: "log.db", Err: syscall.EDQUOT}, []string{"free disk space for /data/s1"}},
 		{"another error", cluster.ErrInUse, nil},
 		{"no error", nil, nil},
 	} {
@@ -34,13 +34,13 @@ func TestErrorsGetAdvice(t *testing.T) {
 			}
 			if len(tt.want) == 0 {
 				if got != tt.err {
-					t.Errorf("advise returned %v, want the unchanged error", got)
+					t.Errorf("advise returned %v for an error without advice, want the unchanged error", got)
 				}
 				return
 			}
 			added, ok := strings.CutPrefix(got.Error(), tt.err.Error())
 			if !ok {
-				t.Errorf("the error must begin with the fault, but is %v", got)
+				t.Errorf("the error with advice must begin with the text of the original error, but is %v", got)
 			}
 			for _, w := range tt.want {
 				if !strings.Contains(added, w) {
@@ -60,7 +60,7 @@ func TestErrorWithoutSettingsNamesCommands(t *testing.T) {
 	_, err = Start(t.Context(), cfg, "test", slog.New(slog.DiscardHandler))
 	for _, want := range []string{"--init", "--join TOKEN", "persys dev"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("the error is %v, want it to contain %q", err, want)
+			t.Errorf("the start of the scheduler returned error %v, want an error that contains %q", err, want)
 		}
 	}
 }

@@ -71,7 +71,7 @@ func TestComposeDeploymentSharesNoKeys(t *testing.T) {
 		}
 	}
 	if tokens["scheduler-token"] != "scheduler" || tokens["agent-token"] != "agent" {
-		t.Errorf("s1 writes the join tokens %v, want one for schedulers and one for agents", tokens)
+		t.Errorf("service s1 writes these join tokens (by volume): %v, want one for schedulers and one for agents", tokens)
 	}
 }
 
@@ -83,7 +83,7 @@ func TestTokenDirsAreChecked(t *testing.T) {
 		}
 		cfg.TokenDirs = dirs
 		if err := cfg.complete(); err == nil || !strings.Contains(err.Error(), "SCHEDULER_TOKEN_DIR") {
-			t.Errorf("the token folders %v gave error %v, want one that names SCHEDULER_TOKEN_DIR", dirs, err)
+			t.Errorf("the settings with the token folders %v returned error %v, want an error that names SCHEDULER_TOKEN_DIR", dirs, err)
 		}
 	}
 }

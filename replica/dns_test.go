@@ -24,7 +24,7 @@ func TestDNSHintsFollowTheReplicasHealth(t *testing.T) {
 	}{
 		{"all replicas are alive", "b", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleLeader), peer("c", "alive", cluster.RoleVoter)},
 			dnsserver.Hints{Leader: "b"}},
-		{"a suspect and a dead replica", "me", []cluster.PeerStatus{me, peer("b", "suspect", cluster.RoleVoter), peer("c", "dead", cluster.RoleVoter)},
+		{"a suspect and a dead replica are named in the hints", "me", []cluster.PeerStatus{me, peer("b", "suspect", cluster.RoleVoter), peer("c", "dead", cluster.RoleVoter)},
 			dnsserver.Hints{Leader: "me", Suspect: []string{"b"}, Dead: []string{"c"}}},
 		{"a replica that gossip never met is suspect", "b", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleLeader), peer("c", "unknown", cluster.RoleVoter)},
 			dnsserver.Hints{Leader: "b", Suspect: []string{"c"}}},
@@ -34,16 +34,16 @@ func TestDNSHintsFollowTheReplicasHealth(t *testing.T) {
 			dnsserver.Hints{Partitioned: true, Dead: []string{"c"}}},
 		{"this replica has no leader and hears no other replica", "", []cluster.PeerStatus{me, peer("b", "dead", cluster.RoleVoter), peer("c", "suspect", cluster.RoleVoter)},
 			dnsserver.Hints{Partitioned: true, Suspect: []string{"me"}}},
-		{"half of the voters is no majority", "", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleVoter), peer("c", "dead", cluster.RoleVoter), peer("d", "dead", cluster.RoleVoter)},
+		{"this replica has no leader and hears only half of the voters", "", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleVoter), peer("c", "dead", cluster.RoleVoter), peer("d", "dead", cluster.RoleVoter)},
 			dnsserver.Hints{Partitioned: true, Suspect: []string{"me", "b"}}},
-		{"non-voters do not count for the majority", "", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleNonvoter), peer("c", "dead", cluster.RoleVoter)},
+		{"this replica has no leader and hears, besides itself, only a non-voter", "", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleNonvoter), peer("c", "dead", cluster.RoleVoter)},
 			dnsserver.Hints{Partitioned: true, Suspect: []string{"me", "b"}}},
-		{"the replica has no cluster yet", "", []cluster.PeerStatus{me}, dnsserver.Hints{Partitioned: true}},
+		{"this replica has no cluster yet", "", []cluster.PeerStatus{me}, dnsserver.Hints{Partitioned: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := hintsFrom(cluster.Status{Leader: cluster.LeaderInfo{ID: c.leader}, Peers: c.peers})
 			if !got.Equal(c.want) || !slices.Equal(got.Suspect, c.want.Suspect) {
-				t.Errorf("got %+v, want %+v", got, c.want)
+				t.Errorf("the hints for the DNS server are %+v, want %+v", got, c.want)
 			}
 		})
 	}

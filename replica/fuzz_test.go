@@ -27,7 +27,7 @@ func FuzzRemembered(f *testing.F) {
 			return
 		}
 		if a, err := r.open(key); err == nil {
-			t.Fatalf("no authority may be read from random data, but one was: %v", a.ID())
+			t.Fatalf("recall read authority %v from random data, want none", a.ID())
 		}
 	})
 }

@@ -84,7 +84,7 @@ func TestGossipKeyRotates(t *testing.T) {
 	}
 	first := start("a", "")
 	token := ""
-	eventually("a join token", func() error {
+	eventually("the leader creates a join token", func() error {
 		raw, err := os.ReadFile(filepath.Join(dir, "a", "admin", "scheduler.token"))
 		token = strings.TrimSpace(string(raw))
 		return err
@@ -104,7 +104,7 @@ func TestGossipKeyRotates(t *testing.T) {
 		}
 		return nil
 	}
-	eventually("the three replicas hear each other", alive)
+	eventually("the three replicas hear each other in gossip", alive)
 	checkSharedKey(ctx, t, replicas)
 
 	paths := pki.IdentityStore{Dir: filepath.Join(dir, "a", "admin")}.Paths()
@@ -118,7 +118,7 @@ func TestGossipKeyRotates(t *testing.T) {
 	}
 	defer cc.Close()
 	id := ""
-	eventually("the rotation has begun", func() error {
+	eventually("the rotation of the gossip key has begun", func() error {
 		r, err := clusterv1.NewTrustClient(cc).RotateGossip(ctx, &clusterv1.RotateGossipRequest{})
 		id = r.GetKeyId()
 		return err
@@ -131,8 +131,8 @@ func TestGossipKeyRotates(t *testing.T) {
 		}
 		return nil
 	}
-	eventually("all replicas have only the new key", settled)
-	eventually("the replicas hear each other with the new key", alive)
+	eventually("all replicas have only the new gossip key", settled)
+	eventually("the replicas hear each other with the new gossip key", alive)
 	raw, err := os.ReadFile(filepath.Join(dir, "b", "gossip.ring"))
 	if st, serr := os.Stat(filepath.Join(dir, "b", "gossip.ring")); err != nil || serr != nil || st.Mode().Perm() != 0o600 || !strings.HasPrefix(string(raw), "sealed:1:") {
 		t.Errorf("the ring file in the data directory has %.20q (errors %v, %v), want sealed content with mode 0600", raw, err, serr)
@@ -150,17 +150,17 @@ func TestGossipKeyRotates(t *testing.T) {
 		t.Fatal(err)
 	}
 	replicas = append(replicas, start("d", token))
-	eventually("the fourth replica has only ever had the new key", settled)
+	eventually("all four replicas have only the new gossip key", settled)
 	eventually("the four replicas hear each other", alive)
 
 	// When a scheduler is revoked, the gossip key must be rotated although nobody requests it.
 	out, asked := replicas[3], id
 	replicas = replicas[:3]
-	eventually("the revocation", func() error { // try again, because the leader may change
+	eventually("the revocation of the fourth replica is committed", func() error { // try again, because the leader may change
 		_, err := clusterv1.NewTrustClient(cc).Revoke(ctx, &clusterv1.RevokeRequest{Role: "scheduler", Name: "d"})
 		return err
 	})
-	eventually("all replicas but the revoked one have a newer key", func() error {
+	eventually("all replicas but the revoked one have a newer gossip key", func() error {
 		if got := first.gossip.installed(); len(got) != 1 || got[0] == asked {
 			return fmt.Errorf("the leader has gossip keys %v, want one key other than %s", got, asked)
 		}
@@ -186,7 +186,7 @@ func TestGossipKeyRotates(t *testing.T) {
 	} else {
 		id = r.GetKeyId()
 	}
-	eventually("one more key", settled)
+	eventually("all remaining replicas have only the newest gossip key", settled)
 	begun := 0
 	first.node.Store().View().Events(0, func(e *fsm.Event) bool {
 		if e.Type == fsm.EventGossipRing && strings.HasPrefix(e.Message, "opens ") {
@@ -195,6 +195,6 @@ func TestGossipKeyRotates(t *testing.T) {
 		return true
 	})
 	if begun != 3 {
-		t.Errorf("%d rotations were begun, want three: by hand, by the revocation, by hand", begun)
+		t.Errorf("%d rotations of the gossip key were begun, want three: two by an admin and one by the revocation", begun)
 	}
 }

@@ -30,14 +30,14 @@ func TestHealthAnswers503OnlyForFaults(t *testing.T) {
 		reason    string
 	}{
 		{"a healthy replica", "normal", nil, "", "", false, "c1", http.StatusOK, "ok", ""},
-		{"a frozen mode", "degraded", nil, "", "", false, "c1", http.StatusOK, "ok", "etcd is unreachable"},
-		{"the recovery mode", "recovery", nil, "", "", false, "c1", http.StatusOK, "ok", "etcd is unreachable"},
+		{"a replica in a cluster in mode degraded", "degraded", nil, "", "", false, "c1", http.StatusOK, "ok", "etcd is unreachable"},
+		{"a replica in a cluster in mode recovery", "recovery", nil, "", "", false, "c1", http.StatusOK, "ok", "etcd is unreachable"},
 		{"a replica that has no cluster yet", "normal", nil, "", "", false, "", http.StatusServiceUnavailable, "starting", "not joined"},
 		{"a replica during a restore", "normal", nil, "", "", true, "c1", http.StatusServiceUnavailable, "restoring", "replaced"},
-		{"a replica whose directory may be a copy", "degraded", nil, "last used at a:1", "", false, "c1", http.StatusServiceUnavailable, "waiting", "last used at a:1"},
+		{"a replica whose data directory may be a copy", "degraded", nil, "last used at a:1", "", false, "c1", http.StatusServiceUnavailable, "waiting", "last used at a:1"},
 		{"a replica on a copied data directory", "degraded", fmt.Errorf("%w: of a:1", cluster.ErrCopied), "", "", false, "c1", http.StatusServiceUnavailable, "copied", "of a:1"},
-		{"a disk that hangs", "degraded", nil, "", "log.db hangs", false, "c1", http.StatusServiceUnavailable, "stalled", "log.db hangs"},
-		{"a broken disk", "normal", errors.New("raft.db: input/output error"), "", "", false, "c1", http.StatusServiceUnavailable, "halted", "raft.db: input/output error"},
+		{"a replica whose log disk hangs", "degraded", nil, "", "log.db hangs", false, "c1", http.StatusServiceUnavailable, "stalled", "log.db hangs"},
+		{"a replica that has halted because its disk is broken", "normal", errors.New("raft.db: input/output error"), "", "", false, "c1", http.StatusServiceUnavailable, "halted", "raft.db: input/output error"},
 		{"a replica that has halted during a restore", "normal", errors.New("raft.db"), "", "", true, "", http.StatusServiceUnavailable, "halted", "raft.db"},
 	} {
 		h := health{Status: "ok", Mode: c.mode, Leader: "s1", Role: "voter", Term: 3, Index: 9, ModeChangedAt: "2026-01-02T12:00:00Z", Mirror: mirrorHealth{State: "off"}}

@@ -296,7 +296,7 @@ func (r *Replica) resealSome(ctx context.Context, v fsm.View, info *fsm.Info) (b
 		}
 		sum := sha256.Sum256(s.Value)
 		if n := len(batch.Values); n > 0 && batch.Values[n-1].Kind == s.Kind && batch.Values[n-1].Key == s.Key && bytes.Equal(batch.Values[n-1].OldSha256, sum[:]) {
-			return true // skip: the previous version of the object has the same sealed value
+			return true // skip this version: the previous version of the object has the same sealed value
 		}
 		if len(batch.Values) > 0 && size+len(value) > resealBytes {
 			return false

@@ -53,15 +53,15 @@ func TestWritesByCategory(t *testing.T) {
 		change fsm.Change
 		want   []string
 	}{
-		{"a new workload", fsm.Change{Table: fsm.TableWorkload, New: &base}, []string{"spec"}},
-		{"a deleted workload", fsm.Change{Table: fsm.TableWorkload, Old: &base}, []string{"spec"}},
+		{"a new workload counts as a write of a spec", fsm.Change{Table: fsm.TableWorkload, New: &base}, []string{"spec"}},
+		{"a deleted workload counts as a write of a spec", fsm.Change{Table: fsm.TableWorkload, Old: &base}, []string{"spec"}},
 		{"changed content", changed(func(w *fsm.Workload) { w.Content = "c1:bb" }), []string{"spec"}},
-		{"a changed desired state", changed(func(w *fsm.Workload) { w.Desired = fsm.DesiredStopped }), []string{"spec"}},
+		{"a changed desired state counts as a write of a spec", changed(func(w *fsm.Workload) { w.Desired = fsm.DesiredStopped }), []string{"spec"}},
 		{"an assignment", changed(func(w *fsm.Workload) { w.Node = "a"; w.Status = fsm.StatusScheduled }), []string{"assignment", "status"}},
 		{"an acknowledgement", changed(func(w *fsm.Workload) { w.Acknowledged = true }), []string{"assignment"}},
 		{"a retry", changed(func(w *fsm.Workload) { w.Retry.Attempts = 1 }), []string{"retry"}},
-		{"a workload that has begun to run", changed(func(w *fsm.Workload) { w.Actual = &fsm.Observation{State: fsm.ActualRunning} }), []string{"status"}},
-		{"a changed reason", changed(func(w *fsm.Workload) { w.Reason.Code = "NoFit" }), []string{"reconciliation"}},
+		{"the first report that a workload runs counts as a write of a status", changed(func(w *fsm.Workload) { w.Actual = &fsm.Observation{State: fsm.ActualRunning} }), []string{"status"}},
+		{"a changed reason counts as a reconciliation", changed(func(w *fsm.Workload) { w.Reason.Code = "NoFit" }), []string{"reconciliation"}},
 		{"an event", fsm.Change{Table: fsm.TableEvent, New: &fsm.Event{}}, []string{"event"}},
 		{"a node's record", fsm.Change{Table: fsm.TableNode, New: &fsm.Node{}}, []string{"status"}},
 		{"a residual", fsm.Change{Table: fsm.TableResidual, New: &fsm.Residual{}}, []string{"assignment"}},
@@ -77,7 +77,7 @@ func TestWritesByCategory(t *testing.T) {
 			have := figures(t, m)
 			for _, category := range []string{"spec", "status", "retry", "assignment", "reconciliation", "event"} {
 				if got := have["state_store_writes_total "+category]; got != want[category] {
-					t.Errorf("case %s: the writes by category are %v, want %v", category, got, want[category])
+					t.Errorf("state_store_writes_total of category %s is %v, want %v", category, got, want[category])
 				}
 			}
 		})
@@ -110,7 +110,7 @@ func TestEndedJobsAreCountedOnce(t *testing.T) {
 	have := figures(t, m)
 	for result, want := range map[string]float64{jobSuccess: 1, jobFailure: 1} {
 		if got := have["jobs_total "+result]; got != want {
-			t.Errorf("jobs_total counts %v with result %s, want %v", got, result, want)
+			t.Errorf("jobs_total counts %v jobs with result %s, want %v", got, result, want)
 		}
 	}
 }
@@ -143,7 +143,7 @@ func TestCronsHaveABoundedNumberOfSeries(t *testing.T) {
 		return series, values
 	}
 	if n, got := exported(); n != 1 || got["success /"] != 0 || got["failing "] != 0 {
-		t.Errorf("without crons: %v, want the two metrics with the value 0", got)
+		t.Errorf("without crons the metrics of crons are %v, want both with the value 0", got)
 	}
 	many := []*fsm.Workload{
 		{ID: "a-service", Demand: &fsm.Demand{}}, cron("b", fsm.DesiredRunning, 8, 7), cron("c", fsm.DesiredRunning, 8, 9), cron("d", fsm.DesiredRunning, 0, 9),
@@ -151,13 +151,13 @@ func TestCronsHaveABoundedNumberOfSeries(t *testing.T) {
 	}
 	n, got := exported(many...)
 	if n != 4 || got["success shop/b"] != 8 || got["success shop/c"] != 8 || got["success shop/d"] != 0 || got["failing shop"] != 2 {
-		t.Errorf("%d series: %v; want the last success of b, c, d and e, and two failing crons", n, got)
+		t.Errorf("the metrics of crons have %d series for the last success, and the values %v; want the last success of crons b, c, d and e, and two failing crons", n, got)
 	}
 	for i := range 2 * maxCronSeries {
 		many = append(many, cron(fmt.Sprintf("x-%04d", i), fsm.DesiredRunning, 8, 9))
 	}
 	if n, got := exported(many...); n != maxCronSeries || got["failing shop"] != 2*maxCronSeries+2 {
-		t.Errorf("%d series and %v failing crons, want %d and %d", n, got["failing shop"], maxCronSeries, 2*maxCronSeries+2)
+		t.Errorf("the metrics of crons have %d series for the last success and %v failing crons, want %d series and %d failing crons", n, got["failing shop"], maxCronSeries, 2*maxCronSeries+2)
 	}
 }
 
@@ -207,6 +207,6 @@ func TestAgentsMakeNoLabels(t *testing.T) {
 		}
 	}
 	if got := have["agent_rpc_requests_total Unknown ListWorkloads"]; series != known || got != float64(100-known+1) {
-		t.Errorf("%d series exist for %d codes; %v calls are counted as Unknown", series, known, got)
+		t.Errorf("there are %d time series for %d codes that gRPC defines, and %v calls are counted as Unknown; want one series for each defined code", series, known, got)
 	}
 }

@@ -180,7 +180,8 @@ func (r *Replica) runMirror(ctx context.Context, epoch fsm.Epoch) {
 	}
 }
 
-// awaitOtherEndpoints returns when ctx ends or when the attached endpoints differ from the endpoints of m.
+// awaitOtherEndpoints returns when ctx ends or when the endpoints of the attached etcd differ from those
+// of mirror m.
 func (r *Replica) awaitOtherEndpoints(ctx context.Context, m *openedMirror) {
 	tick := time.NewTicker(modeEvery)
 	defer tick.Stop()

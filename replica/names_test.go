@@ -83,7 +83,7 @@ func TestEveryReplicaHasAllMetrics(t *testing.T) {
 			}
 			for _, m := range replica.Metrics() {
 				if !strings.Contains(page, "\n# TYPE "+m.Name+" ") {
-					t.Fatalf("metric %s must be present on every replica, but is missing on one (leader: %v)", m.Name, r.Node().IsLeader())
+					t.Fatalf("metric %s must be present on every replica, but is missing on a replica (whether this replica leads: %v)", m.Name, r.Node().IsLeader())
 				}
 			}
 			_, rest, _ := strings.Cut(page, `persys_scheduler_nodes_status{status="ready"} `)
@@ -95,7 +95,7 @@ func TestEveryReplicaHasAllMetrics(t *testing.T) {
 			ready += n
 		}
 		if ready != 1 {
-			return fmt.Errorf("the sum of the nodes over the replicas is %v, want 1", ready)
+			return fmt.Errorf("the sum of the number of nodes over the metrics of all replicas is %v, want 1", ready)
 		}
 		return nil
 	})

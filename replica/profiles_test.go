@@ -15,7 +15,7 @@ import (
 func TestProfilesAreOnAUnixSocket(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, profilesSocket)
-	if err := os.WriteFile(path, nil, 0o600); err != nil { // left by a killed process
+	if err := os.WriteFile(path, nil, 0o600); err != nil { // a file at the socket's path, as a killed process leaves behind
 		t.Fatal(err)
 	}
 	l, err := listenProfiles(dir)
@@ -30,7 +30,7 @@ func TestProfilesAreOnAUnixSocket(t *testing.T) {
 		<-served
 	})
 	if info, err := os.Stat(path); err != nil || info.Mode().Type() != os.ModeSocket || info.Mode().Perm() != 0o600 {
-		t.Errorf("the socket is %v (%v), want a socket with mode 0600", info, err)
+		t.Errorf("the file at the socket's path is %v (error %v), want a socket with mode 0600", info, err)
 	}
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", path)
@@ -41,6 +41,6 @@ func TestProfilesAreOnAUnixSocket(t *testing.T) {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if body, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(body), "goroutine profile") {
-		t.Errorf("the profile is %.100q (%v), want a goroutine profile", body, err)
+		t.Errorf("the answer on the socket is %.100q (error %v), want a goroutine profile", body, err)
 	}
 }

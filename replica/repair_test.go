@@ -129,7 +129,7 @@ func TestDamagedDataIsRepaired(t *testing.T) {
 		back <- started{r, err}
 	}()
 	url := fmt.Sprintf("http://127.0.0.1:%d", cfgs[2].MetricsPort)
-	testbed.Within(t, time.Minute, "/health of a scheduler with damaged data answers", func() error {
+	testbed.Within(t, time.Minute, "/health of a scheduler with damaged data says that it waits", func() error {
 		code, body, err := get(ctx, url+"/health")
 		if err != nil {
 			return err
@@ -166,7 +166,7 @@ func TestDamagedDataIsRepaired(t *testing.T) {
 		}
 		return healthy(ctx, url+"/health")
 	})
-	testbed.Within(t, time.Minute, "the repaired scheduler exports the metric", func() error {
+	testbed.Within(t, time.Minute, "the repaired scheduler exports the metric of a waiting repair", func() error {
 		_, body, err := get(ctx, fmt.Sprintf("http://127.0.0.1:%d/metrics", cfgs[0].MetricsPort))
 		if err == nil && !strings.Contains(string(body), "\npersys_scheduler_raft_repaired_timestamp_seconds{replica=\"s2\"} ") {
 			err = errors.New("the metric that shows the waiting repair must be exported, but is missing")

@@ -38,7 +38,7 @@ func TestOrdersFollowTheirApply(t *testing.T) {
 	_, done := tr.proposing(ctx, put)
 	done([]fsm.Result{{Index: 7}}, nil)
 	call.End()
-	for range 3 { // the first order is not delivered, the second is, and the third follows after the node has died
+	for range 3 { // the delivery of the first order fails, the agent accepts the second, and the third follows after the node has died
 		_, _ = agents.Deliver(t.Context(), fsm.Epoch{}, sched.Order{Op: sched.OpApply, Workload: "web", Node: "a"})
 	}
 	_, _ = agents.Deliver(t.Context(), fsm.Epoch{}, sched.Order{Op: sched.OpApply, Workload: "another", Node: "a"})
@@ -54,7 +54,7 @@ func TestOrdersFollowTheirApply(t *testing.T) {
 	}
 	want := []string{"same trace true, linked false", "same trace true, linked false", "same trace false, linked true"}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("orders: %q, want %q", got, want)
+		t.Errorf("the spans of the orders are %q, want %q", got, want)
 	}
 }
 
@@ -67,7 +67,7 @@ func TestAskersAreBounded(t *testing.T) {
 		tr.remember(fmt.Sprint("w", i), span.SpanContext())
 	}
 	if len(tr.asked) != maxAsked || len(tr.oldest) != maxAsked || tr.asked["w0"] != nil || tr.asked[fmt.Sprint("w", maxAsked+9)] == nil {
-		t.Errorf("%d workloads are remembered in %d places, want the newest maxAsked ones", len(tr.asked), len(tr.oldest))
+		t.Errorf("the tracer remembers %d workloads, and their order has %d entries; want the newest maxAsked workloads in both", len(tr.asked), len(tr.oldest))
 	}
 }
 

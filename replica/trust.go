@@ -95,7 +95,7 @@ func (c *Config) hasToken() bool { return len(c.Join) == 1 && pki.IsJoinToken(c.
 
 // join gets a certificate with the join token in the settings. The cluster key is sent with the certificate.
 func (t *trust) join(ctx context.Context, c *Config, file pki.KeyFile) error {
-	r, _ := t.recall() // ignore an error here: reissue reports it
+	r, _ := t.recall() // ignore the error of reading the stored authority: reissue reports it
 	keep := func(got *clusterv1.EnrolResponse) error {
 		if _, err := file.Import(got.GetClusterKey()); err != nil {
 			return fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
@@ -288,7 +288,7 @@ func (r *Replica) runTrust(ctx context.Context) {
 	var version uint64
 	said := ""
 	var again, told time.Time // again: time of the next check for --init; told: time of the last warning about the expiry of the CA
-	var admin time.Time       // next check of the admin's identity
+	var admin time.Time       // time of the next check of the admin's identity
 	t := time.NewTicker(trustEvery)
 	defer t.Stop()
 	for {

@@ -39,7 +39,7 @@ func TestCertificateFollowsTheAddress(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !pki.Covers(leaf, hosts) {
-			t.Errorf("the certificate is for %v and %v, want all hosts %v", leaf.DNSNames, leaf.IPAddresses, hosts)
+			t.Errorf("the certificate of the scheduler is valid for the names %v and the addresses %v, want all hosts %v", leaf.DNSNames, leaf.IPAddresses, hosts)
 		}
 		return tr, leaf.Raw
 	}
@@ -49,7 +49,7 @@ func TestCertificateFollowsTheAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, again := start("10.0.0.1", "s1.example.com"); !bytes.Equal(again, before) {
-		t.Error("the certificate must be kept while nothing has changed, but was replaced")
+		t.Error("the scheduler's certificate must be kept while its hosts stay the same, but was replaced")
 	}
 	// A scheduler must start although its settings contain an invalid host name.
 	odd := &trust{identityStore: first.identityStore, dir: dir, hosts: []string{"no host"}, life: time.Hour, name: "s1", log: first.log}
@@ -74,7 +74,7 @@ func TestCertificateFollowsTheAddress(t *testing.T) {
 	}
 	now, err := moved.identityStore.Leaf()
 	if err != nil || !pki.IssuedAt(now).Equal(pki.IssuedAt(was)) || !now.NotAfter.Equal(was.NotAfter) {
-		t.Errorf("the certificate is valid from %s until %s, the former one from %s until %s (error %v); want equal times", pki.IssuedAt(now), now.NotAfter, pki.IssuedAt(was), was.NotAfter, err)
+		t.Errorf("the scheduler's new certificate is valid from %s until %s, and the former certificate from %s until %s (error %v); want equal times", pki.IssuedAt(now), now.NotAfter, pki.IssuedAt(was), was.NotAfter, err)
 	}
 }
 
@@ -83,11 +83,11 @@ func TestCertificateFollowsTheAddress(t *testing.T) {
 func TestAGoodCertificateStarts(t *testing.T) {
 	for name, spoil := range map[string]func(*trust, pki.KeyFile) error{
 		"no authority": func(tr *trust, _ pki.KeyFile) error { return os.Remove(tr.rememberedPath()) },
-		"a damaged authority": func(tr *trust, _ pki.KeyFile) error {
+		"the stored authority is damaged": func(tr *trust, _ pki.KeyFile) error {
 			return tr.identityStore.SaveFile(tr.rememberedPath(), []byte("{"))
 		},
-		"no cluster key": func(_ *trust, file pki.KeyFile) error { return os.Remove(file.Path) },
-		"another cluster key": func(_ *trust, file pki.KeyFile) error {
+		"the scheduler has no cluster key": func(_ *trust, file pki.KeyFile) error { return os.Remove(file.Path) },
+		"the scheduler has another cluster key": func(_ *trust, file pki.KeyFile) error {
 			if err := os.Remove(file.Path); err != nil {
 				return err
 			}
@@ -138,7 +138,7 @@ func TestExpiredCertificatesAreReissued(t *testing.T) {
 		t.Fatal(err)
 	}
 	if leaf, err := tr.identityStore.Leaf(); err != nil || time.Now().After(leaf.NotAfter) || len(cfg.Join) != 1 || cfg.Join[0] != "10.0.0.1:8088" {
-		t.Errorf("the certificate is valid until %v; the replicas to join are %v (error %v); want a valid certificate and 10.0.0.1:8088", leaf.NotAfter, cfg.Join, err)
+		t.Errorf("the scheduler's certificate is valid until %v, and the replicas to join are %v (error %v); want a valid certificate and 10.0.0.1:8088", leaf.NotAfter, cfg.Join, err)
 	}
 }
 
@@ -173,20 +173,20 @@ func TestARevokedAdminStaysRevoked(t *testing.T) {
 	wg.Go(func() { _ = r.Run(ctx) })
 	defer wg.Wait()
 	defer stop()
-	testbed.Until(t, "the first tokens", func() bool {
+	testbed.Until(t, "the scheduler with --init writes the first join tokens", func() bool {
 		_, err := os.Stat(filepath.Join(cfg.TokenDirs["agent"], "agent.token"))
 		return err == nil
 	})
 	if _, err := os.Stat(filepath.Join(cfg.DataDir, "admin", "scheduler.token")); err != nil {
-		t.Errorf("the scheduler's token must be in the folder of the admin, but is not: %v", err)
+		t.Errorf("the folder of the admin lacks the join token for schedulers: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(cfg.DataDir, "admin", "agent.token")); err == nil {
-		t.Error("the folder of the admin must not have the agent's token, but does")
+		t.Error("the folder of the admin has the join token for agents, which must be only in its own folder")
 	}
 	again := func() (admitted string) {
 		t.Helper()
 		if done, err := r.beginTrust(ctx, true); !done || err != nil {
-			t.Errorf("beginTrust returned done %t, error %v, want it done", done, err)
+			t.Errorf("beginTrust returned done %t and error %v, want true and no error", done, err)
 		}
 		a, _ := r.node.Store().View().Admission("user", "admin")
 		return a.Fingerprint
@@ -231,7 +231,7 @@ func TestARevokedAdminStaysRevoked(t *testing.T) {
 		t.Fatalf("the admin's certificate ends at %s (error %v), want it valid for at least 23 hours", made.NotAfter, err)
 	}
 	if now, _ := r.node.Store().View().Admission("user", "admin"); now.Fingerprint != pki.Fingerprint(made.Raw) || now.Access != "admin" {
-		t.Errorf("the admission of the admin is %+v, want the new certificate with access admin", now)
+		t.Errorf("the admission of the admin is %+v, want an admission of the new certificate with access level admin", now)
 	}
 	// Now the state says that the admin has renewed the identity on another machine. The scheduler must not replace
 	// that certificate.
@@ -244,7 +244,7 @@ func TestARevokedAdminStaysRevoked(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := again(); got != next {
-		t.Error("an older stored certificate must not replace a newer one, but did")
+		t.Error("an older certificate of the admin has replaced the newer certificate that the state records")
 	}
 	revoke(&commandv1.Revoke{Fingerprint: pki.Fingerprint(made.Raw)})
 	again()
@@ -253,7 +253,7 @@ func TestARevokedAdminStaysRevoked(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again(); r.trust.admin().Exists() {
-		t.Error("a revoked admin must not be created again, but was")
+		t.Error("the scheduler has created the revoked admin again")
 	}
 }
 
@@ -271,7 +271,7 @@ func TestTheEndOfTheCAIsReported(t *testing.T) {
 	}
 	apply(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
 	if end := caNotAfter(state); end != 0 {
-		t.Errorf("without a CA the reported end of the CA must be 0, but is %d", end)
+		t.Errorf("without a CA the reported expiry time of the CA is %d, want 0", end)
 	}
 	key, err := pki.NewKey()
 	if err != nil {
@@ -294,7 +294,7 @@ func TestTheEndOfTheCAIsReported(t *testing.T) {
 		}
 		apply(&commandv1.Command{Body: &commandv1.Command_PutAuthority{PutAuthority: put}})
 		if left := caNotAfter(state) - time.Now().Add(min(begun, 0)+pki.AuthorityLife).Unix(); left > 0 || left < -60 {
-			t.Errorf("the reported end of the CA is %d s after its real end, want at most a minute before it", left)
+			t.Errorf("the reported expiry time of the CA is %d s after the real one, want at most a minute before it", left)
 		}
 	}
 }

@@ -33,10 +33,10 @@ func TestInvalidAddressesAreRefused(t *testing.T) {
 	} {
 		err := Check(address)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("Check(%q) = %v, want %q", address, err, want)
+			t.Errorf("Check of the sink address %q returned %v, want an error that contains %q, or none if it is empty", address, err, want)
 		}
 		if err != nil && strings.Contains(err.Error(), "pw") {
-			t.Errorf("the error must not contain the password, but is: %v", err)
+			t.Errorf("the error about a sink address must not contain the password in the address, but is: %v", err)
 		}
 	}
 }
@@ -129,7 +129,7 @@ func records(t *testing.T, r io.Reader) (list []*clusterv1.AuditRecord) {
 func chained(t *testing.T, list []*clusterv1.AuditRecord, first, last uint64) {
 	t.Helper()
 	if len(list) == 0 || list[0].GetNumber() != first || list[len(list)-1].GetNumber() != last {
-		t.Fatalf("the exporter sent %d records, want those from %d to %d", len(list), first, last)
+		t.Fatalf("the exporter sent %d records, want the records with the numbers %d to %d", len(list), first, last)
 	}
 	for i := 1; i < len(list); i++ {
 		if list[i].GetNumber() != list[i-1].GetNumber()+1 || !bytes.Equal(list[i].GetPreviousHash(), list[i-1].GetHash()) {
@@ -162,10 +162,10 @@ func TestRecordsAreWrittenOnceAndInOrder(t *testing.T) {
 	}
 	chained(t, list, 1, 2*batchRecords+8)
 	if w.sent != len(list) || w.waiting != 0 || w.lost != 0 {
-		t.Errorf("sent %d, waiting %d, lost %d, want that all records are sent", w.sent, w.waiting, w.lost)
+		t.Errorf("the metrics report %d sent, %d waiting and %d lost records, want all records sent", w.sent, w.waiting, w.lost)
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("the file has mode %v (error %v), want 0600", info.Mode(), err)
+		t.Errorf("the audit file has mode %v (error %v), want 0600", info.Mode(), err)
 	}
 }
 
@@ -191,11 +191,11 @@ func TestBatchesAreRepeatedUntilStored(t *testing.T) {
 	w.refuse(4)
 	for _, code = range []int{http.StatusServiceUnavailable, http.StatusTemporaryRedirect} {
 		if _, err := e.step(t.Context()); err == nil {
-			t.Fatalf("status %d must count as a failure, but counts as success", code)
+			t.Fatalf("the HTTP status %d of the endpoint must count as a failed write, but counts as success", code)
 		}
 	}
 	if w.waiting != 4 || w.sent != 0 {
-		t.Errorf("%d records wait and %d are sent, want 4 and 0", w.waiting, w.sent)
+		t.Errorf("after the failed writes %d records are waiting and %d are sent, want 4 and 0", w.waiting, w.sent)
 	}
 	code = http.StatusOK
 	w.steps(e)
@@ -213,7 +213,7 @@ func TestDroppedRecordsAreCounted(t *testing.T) {
 	w.refuse(fsm.MaxAuditRefusals + 7)
 	w.steps(e)
 	if w.lost != 7 {
-		t.Errorf("%d lost records, want 7", w.lost)
+		t.Errorf("the metrics report %d lost records, want 7", w.lost)
 	}
 }
 
@@ -245,7 +245,7 @@ func TestADamagedPositionFileIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := New(Config{Address: "syslog:", Place: w.place}); err == nil || !strings.Contains(err.Error(), w.place) {
-		t.Errorf("a damaged position file returned %v, want an error that names the file", err)
+		t.Errorf("New with a damaged position file returned %v, want an error that names the file", err)
 	}
 }
 

@@ -131,8 +131,9 @@ func (w *Watch) probe(ctx context.Context, server string) error {
 	return w.Probe(ctx, server)
 }
 
-// record commits the change of one server and then logs it. lost is the error of the last probe, or nil if the server
-// answers again. record returns false if the change was not committed.
+// record commits the event that one server was lost or is back, and then writes a log line. lost is the
+// error of the last probe, or nil if the server answers again. record returns false if the change was not
+// committed.
 func (w *Watch) record(ctx context.Context, server string, lost error) bool {
 	eventType, reason := fsm.EventCoreDNSBack, "it answers again"
 	if lost != nil {

@@ -104,14 +104,14 @@ func TestChangesAreRecordedOnce(t *testing.T) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			if lines := strings.Count(logged.String(), "\n"); !slices.Equal(w.recorded, want) || lines != len(want) {
-				t.Errorf("the watch recorded the events %q and logged %d lines, want %q", w.recorded, lines, want)
+				t.Errorf("the watch recorded the events %q and logged %d lines, want the events %q and as many lines", w.recorded, lines, want)
 			}
 		}
 		noAnswer := errors.New("it does not answer")
 		lost, back := "CoreDNSLost: it does not answer", "CoreDNSBack: it answers again"
 		term(func(c *Watch) {
 			if got := up(c); !slices.Equal(got, []bool{true}) {
-				t.Errorf("at the start the metric of the server is %v, want up", got)
+				t.Errorf("at the start Each reports the servers as up: %v, want true for the one server", got)
 			}
 			set(noAnswer, nil)
 			probes(1)
@@ -122,7 +122,7 @@ func TestChangesAreRecordedOnce(t *testing.T) {
 			probes(5)
 			expect(lost)
 			if got := up(c); !slices.Equal(got, []bool{false}) {
-				t.Errorf("without answers the metric of the server is %v, want down", got)
+				t.Errorf("while the server does not answer, Each reports the servers as up: %v, want false for the one server", got)
 			}
 		})
 		term(func(*Watch) { // a second leadership term begins, as with another leader
@@ -141,7 +141,7 @@ func TestChangesAreRecordedOnce(t *testing.T) {
 func TestServerAddressesAreParsed(t *testing.T) {
 	got, err := ParseServers([]string{" ns1.example.com", "10.0.0.9:5353", "fd00::9", "", "[fd00::a]:53"})
 	if want := []string{"ns1.example.com:53", "10.0.0.9:5353", "[fd00::9]:53", "[fd00::a]:53"}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("%q, %v, want %q", got, err, want)
+		t.Errorf("ParseServers returned %q and error %v, want %q", got, err, want)
 	}
 	for _, bad := range []string{"a:b", "a:0", ":53", "a:b:c"} {
 		if _, err := ParseServers([]string{bad}); err == nil || !strings.Contains(err.Error(), "SCHEDULER_COREDNS_ADDR") || !strings.Contains(err.Error(), bad) {
@@ -149,6 +149,6 @@ func TestServerAddressesAreParsed(t *testing.T) {
 		}
 	}
 	if _, err := ParseServers(strings.Split("a,b,c,d,e,f,g,h,i", ",")); err == nil {
-		t.Error("nine servers must be refused, because at most 8 are allowed, but were accepted")
+		t.Error("ParseServers must refuse nine servers, because at most 8 are allowed, but accepted them")
 	}
 }

@@ -109,10 +109,10 @@ func TestTwoLeadersEndWithOneKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := keyID(t, a); got != want {
-		t.Errorf("replica a has key %s, replica b %s, want the same key", got, want)
+		t.Errorf("replica a has cluster key %s and replica b has %s, want the same key", got, want)
 	}
 	if left, _ := os.ReadDir(dirA); len(left) != 1 {
-		t.Errorf("only the key file must be left in the folder, but there are: %v", left)
+		t.Errorf("the folder of replica a has the files %v, want only the key file", left)
 	}
 }
 
@@ -134,7 +134,7 @@ func TestACommittedCandidateIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := keyID(t, a); got != l.store.View().Info().ClusterKeyID {
-		t.Errorf("the replica has key %s, pinned is %s, want the pinned key", got, l.store.View().Info().ClusterKeyID)
+		t.Errorf("the replica uses cluster key %s, and the pinned key is %s; want the pinned key", got, l.store.View().Info().ClusterKeyID)
 	}
 }
 
@@ -158,7 +158,7 @@ func TestAKeyIsUsedOnceAMajorityHoldsIt(t *testing.T) {
 		t.Fatalf("no key may be pinned while only one of three replicas holds it, but %s was", id)
 	}
 	step(b, false, a, c)
-	step(a, true, c) // replica b holds the key, but cannot be asked
+	step(a, true, c) // replica b holds the key, but does not answer
 	if id := l.store.View().Info().ClusterKeyID; id != "" {
 		t.Fatalf("no key may be pinned before a majority is known to hold it, but %s was", id)
 	}
@@ -167,17 +167,17 @@ func TestAKeyIsUsedOnceAMajorityHoldsIt(t *testing.T) {
 	step(b, false, a, c)
 	step(b, false, a, c)
 	if got := keyID(t, b); got != want {
-		t.Errorf("replica b has key %s, replica a %s, want the same key", got, want)
+		t.Errorf("replica b has cluster key %s and replica a has %s, want the same key", got, want)
 	}
 	if again := l.ring(dirB); keyID(t, again) != want {
-		t.Error("the key must be used again after a restart, but is not")
+		t.Error("replica a must use the cluster key again after a restart, but does not")
 	}
 	// Replica c joins now and gets the key from a. Both together are a majority, so c uses the key at once.
 	l.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
 		Id: "web", Content: "c1:x", Desired: "Running", Demand: &commandv1.Demand{Type: "container"}}}}}})
 	step(c, false, a)
 	if got := keyID(t, c); got != want {
-		t.Errorf("replica c uses key %s, want %s", got, want)
+		t.Errorf("replica c uses cluster key %s, want %s", got, want)
 	}
 }
 
@@ -203,7 +203,7 @@ func TestLeaderThatCreatedTheKeyIsLost(t *testing.T) {
 			if pinned {
 				step(a, true, b, c)
 				if id := l.store.View().Info().ClusterKeyID; id == "" {
-					t.Fatal("the leader must have pinned its key, but no key is pinned")
+					t.Fatal("the leader must have pinned its cluster key, but no key is pinned")
 				}
 			}
 			b = l.ring(dirB) // replica b restarts
@@ -212,10 +212,10 @@ func TestLeaderThatCreatedTheKeyIsLost(t *testing.T) {
 				step(c, false, b)
 			}
 			if got, want := keyID(t, b), l.store.View().Info().ClusterKeyID; got != want || keyID(t, c) != want {
-				t.Errorf("the replicas have keys %s and %s, pinned is %s, want the pinned key on both", got, keyID(t, c), want)
+				t.Errorf("the two remaining replicas have the cluster keys %s and %s, and the pinned key is %s; want the pinned key on both", got, keyID(t, c), want)
 			}
 			if left, _ := os.ReadDir(dirB); len(left) != 1 {
-				t.Errorf("only the key file must be left in the folder, but there are: %v", left)
+				t.Errorf("the folder of the replica has the files %v, want only the key file", left)
 			}
 		})
 	}
@@ -237,7 +237,7 @@ func TestCandidatesAreKeptUntilOneIsPinned(t *testing.T) {
 	_ = a.settle(t.Context(), true, slow, holders(b, c))
 	_ = b.settle(t.Context(), false, slow, holders(a))
 	if _ = a.settle(t.Context(), true, slow, holders(b, c)); late == nil {
-		t.Fatal("the slow leader must propose its key late, but proposed nothing")
+		t.Fatal("the first leader must have a proposal to pin its key that is committed late, but proposed nothing")
 	}
 	// Now replica c leads and has a key of its own to propose (candidate). At first it cannot reach the other
 	// replicas; then replica b fetches this candidate.
@@ -250,7 +250,7 @@ func TestCandidatesAreKeptUntilOneIsPinned(t *testing.T) {
 		}
 	}
 	if got, want := keyID(t, b), l.store.View().Info().ClusterKeyID; got != want {
-		t.Errorf("the replica has key %s, pinned is %s, want the pinned key", got, want)
+		t.Errorf("replica b uses cluster key %s, and the pinned key is %s; want the pinned key", got, want)
 	}
 }
 
@@ -267,10 +267,10 @@ func TestTheClusterKeyIsAgreedOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := keyID(t, a); got != placed.ID() {
-			t.Errorf("the cluster has key %s, the operator's key is %s, want the operator's key", got, placed.ID())
+			t.Errorf("the cluster uses key %s, and the operator's key is %s; want the operator's key", got, placed.ID())
 		}
 	})
-	t.Run("a file with another key is refused and not changed", func(t *testing.T) {
+	t.Run("a key file with another key than the cluster's is refused and not changed", func(t *testing.T) {
 		l := newLog(t)
 		b := l.ring(t.TempDir())
 		if err := b.settle(t.Context(), true, l.commit, nobody); err != nil {
@@ -283,13 +283,13 @@ func TestTheClusterKeyIsAgreedOn(t *testing.T) {
 		}
 		a := l.ring(dir)
 		if err := a.settle(t.Context(), true, l.commit, holders(b)); err == nil || !strings.Contains(err.Error(), placed.ID()) {
-			t.Errorf("settle with a file that has another key returned %v, want an error that names this key", err)
+			t.Errorf("settle with a key file that has another key returned %v, want an error that names this key", err)
 		}
 		if _, err := a.Key(); err == nil || !strings.Contains(err.Error(), "move the file away") {
-			t.Errorf("Key with a file that has another key returned %v, want the advice to move the file away", err)
+			t.Errorf("Key with a key file that has another key returned %v, want the advice to move the file away", err)
 		}
 		if now, err := pki.LoadKey(filepath.Join(dir, "cluster.key")); err != nil || now.ID() != placed.ID() {
-			t.Errorf("the file was changed: %v", err)
+			t.Errorf("the key file with another key must stay unchanged, but was changed or cannot be read: %v", err)
 		}
 	})
 	// Workloads without secrets must not prevent the creation of a cluster key. Workloads with secrets must, because
@@ -306,10 +306,10 @@ func TestTheClusterKeyIsAgreedOn(t *testing.T) {
 				Id: "web", Content: "c1:x", Spec: []byte(c.spec), Desired: "Running", Demand: &commandv1.Demand{Type: "container"}}}}}})
 			err := l.ring(t.TempDir()).settle(t.Context(), true, l.commit, nobody)
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %v, want %q", err, c.want)
+				t.Errorf("settle of a leader without a key returned %v, want an error that contains %q, or none if it is empty", err, c.want)
 			}
 			if pinned := l.store.View().Info().ClusterKeyID; (pinned != "") != (c.want == "") {
-				t.Errorf("the state has the cluster key id %q; want an id if the key was created, none after an error", pinned)
+				t.Errorf("the state has the cluster key id %q; want an id if a key was created, and none after an error", pinned)
 			}
 		})
 	}

@@ -98,7 +98,8 @@ func (k *Keyring) add(key *pki.Key) error {
 	return nil
 }
 
-// Discard implements rpc.Keys: it deletes a key that Prepare or Keep has stored and that the state does not name.
+// Discard implements rpc.Keys: it deletes a key that Prepare or Keep has stored, unless the state names
+// the key.
 func (k *Keyring) Discard(id string) error {
 	k.storing.Lock()
 	defer k.storing.Unlock()

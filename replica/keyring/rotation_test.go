@@ -94,16 +94,16 @@ func (l *rotating) readable(when string, content string) {
 	for i, r := range l.rings {
 		key, err := r.Key()
 		if err != nil {
-			l.t.Fatalf("%s: replica %d has no key: %v", when, i, err)
+			l.t.Fatalf("%s: replica %d has no cluster key: %v", when, i, err)
 		}
 		l.state.Sealed(func(v fsm.SealedValue) bool {
 			if _, err := key.Open(string(v.Value), secretContext); err != nil {
-				l.t.Fatalf("%s: replica %d cannot open %s: %v", when, i, v, err)
+				l.t.Fatalf("%s: replica %d cannot open the sealed value %s: %v", when, i, v, err)
 			}
 			return true
 		})
 		if got := contentOf(key); got != content {
-			l.t.Fatalf("%s: replica %d has another content hash", when, i)
+			l.t.Fatalf("%s: replica %d computes another content hash than before the rotation", when, i)
 		}
 	}
 }
@@ -152,14 +152,14 @@ func TestAKeyOfARestoreIsKeptForAWhile(t *testing.T) {
 	l.rotate()
 	ring := l.rings[0]
 	if ring.Held(former.ID()) != nil {
-		t.Fatal("the former key is still stored")
+		t.Fatal("the former cluster key is still stored after the rotation")
 	}
 	if err := ring.Keep(former); err != nil {
 		t.Fatal(err)
 	}
 	l.follow()
 	if ring.Held(former.ID()) == nil {
-		t.Fatal("the key of a restore was deleted at once")
+		t.Fatal("a key that a restore has just stored was deleted at once, want it kept for madeFor")
 	}
 	ring.made[former.ID()] = time.Now().Add(-madeFor)
 	l.follow()
@@ -300,11 +300,11 @@ func TestACrashAtEachStep(t *testing.T) {
 					t.Errorf("crash %d at step %d: replica %d has the files %s, want only cluster.key", crash, at, i, strings.Join(names, ", "))
 				}
 				if key, err := pki.LoadKey(filepath.Join(dir, "cluster.key")); err != nil || key.ID() != next {
-					t.Errorf("replica %d does not have the new key in its file: %v", i, err)
+					t.Errorf("replica %d does not have the new cluster key in its key file: %v", i, err)
 				}
 				l.state.Sealed(func(v fsm.SealedValue) bool {
 					if _, err := first.WithOthers().Open(string(v.Value), secretContext); !errors.Is(err, pki.ErrWrongKey) {
-						t.Errorf("the former key opens %s: %v", v, err)
+						t.Errorf("the former cluster key opens the value %s (error %v), want every value sealed under the new key", v, err)
 					}
 					return true
 				})
@@ -332,7 +332,7 @@ func TestAReplicaWhoseStateLagsKeepsItsKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.Held(next) == nil {
-		t.Error("the replica has deleted a key that the other replicas count on")
+		t.Error("the replica whose state lags has deleted a key that the newest state names")
 	}
 }
 
@@ -350,6 +350,6 @@ func TestAForeignKeyFileIsLeftAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if key, err := pki.LoadKey(path); err != nil || key.ID() != foreign.ID() {
-		t.Errorf("the file was replaced: %v, %v", key, err)
+		t.Errorf("the key file with a foreign key was replaced: it has key %v (error %v)", key, err)
 	}
 }

@@ -35,7 +35,7 @@ func FuzzRecords(f *testing.F) {
 			return
 		}
 		if _, err := spec.Unseal(w.ID, p.Command.GetPutWorkloads().GetWorkloads()[0].GetSpec(), key); err != nil {
-			t.Fatalf("the sealed specification must open again, but: %v", err)
+			t.Fatalf("the sealed specification of a translated record cannot be unsealed: %v", err)
 		}
 	})
 }

@@ -105,24 +105,24 @@ func TestSpecificationsOfLegacyRecords(t *testing.T) {
 	}
 	got := spec.ToAgent(&fsm.Workload{ID: "vm1", Demand: &fsm.Demand{Type: "vm"}, Actual: &fsm.Observation{}}, s).GetSpec().GetVm()
 	if len(got.GetDisks()) != 1 || got.GetDisks()[0].GetPath() != "/var/lib/libvirt/images/vm1.qcow2" || got.GetNetworks()[0].GetMacAddress() != "52:54:00:00:00:01" {
-		t.Errorf("the specification must keep the disks and addresses of a running machine, but does not: %v", got)
+		t.Errorf("the specification must keep the disks and addresses of a running virtual machine, but is %v", got)
 	}
 }
 
 func TestRecordsThatCannotBeTaken(t *testing.T) {
 	for _, tt := range []struct{ name, record, want string }{
-		{"a type that is missing and cannot be derived", `{"id":"a"}`, "type"},
-		{"an unknown type", `{"id":"a","type":"wasm"}`, `"wasm"`},
-		{"an invalid port", `{"id":"a","type":"container","image":"x","ports":["http"]}`, "ports[0]"},
-		{"a volume without a target", `{"id":"a","type":"container","image":"x","volumes":["/data"]}`, "volumes[0]"},
+		{"a record without a type, from whose fields no type follows", `{"id":"a"}`, "type"},
+		{"a record with an unknown type", `{"id":"a","type":"wasm"}`, `"wasm"`},
+		{"a record with an invalid port", `{"id":"a","type":"container","image":"x","ports":["http"]}`, "ports[0]"},
+		{"a record of a volume without a target", `{"id":"a","type":"container","image":"x","volumes":["/data"]}`, "volumes[0]"},
 		{"no image", `{"id":"a","type":"container"}`, "image"},
-		{"a token for ssh", `{"id":"a","type":"compose","gitRepo":"git@h:x.git","gitToken":"t"}`, "gitToken"},
-		{"a machine without a description", `{"id":"a","type":"vm"}`, "vm"},
-		{"an id with a slash", `{"id":"a/b","type":"container","image":"x"}`, "workload_id"},
+		{"a record with a Git token for an ssh URL", `{"id":"a","type":"compose","gitRepo":"git@h:x.git","gitToken":"t"}`, "gitToken"},
+		{"a record of a virtual machine without a description", `{"id":"a","type":"vm"}`, "vm"},
+		{"a record whose id has a slash", `{"id":"a/b","type":"container","image":"x"}`, "workload_id"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if s, err := translated(t, recordOf(t, tt.record)); err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("Specification returned %v, %v; want an error about %s", s, err, tt.want)
+				t.Errorf("Specification returned %v and error %v; want an error about %s", s, err, tt.want)
 			}
 		})
 	}
