@@ -87,11 +87,11 @@ func TestSourcesTakePrecedenceInOrder(t *testing.T) {
 		want   int
 		source string
 	}{
-		{"flag over environment", all, []string{"--grpc-port=1"}, 1, "--grpc-port"},
-		{"environment over file", all, nil, 2, "GRPC_PORT"},
-		{"blank flag is unset", all, []string{"--grpc-port="}, 2, "GRPC_PORT"},
-		{"blank variable is unset, file over YAML", fileOnly, nil, 3, "GRPC_PORT_FILE (/port)"},
-		{"YAML over default", yamlOnly, nil, 4, "c.yaml:1: grpc_port"},
+		{"a flag takes precedence over an environment variable", all, []string{"--grpc-port=1"}, 1, "--grpc-port"},
+		{"an environment variable takes precedence over a file", all, nil, 2, "GRPC_PORT"},
+		{"a blank flag counts as not set", all, []string{"--grpc-port="}, 2, "GRPC_PORT"},
+		{"a blank variable counts as not set, and a file takes precedence over YAML", fileOnly, nil, 3, "GRPC_PORT_FILE (/port)"},
+		{"YAML takes precedence over the default", yamlOnly, nil, 4, "c.yaml:1: grpc_port"},
 		{"default", Sources{}, nil, 8085, "default of GRPC_PORT"},
 	}
 	for _, c := range cases {
@@ -107,7 +107,7 @@ func TestSourcesTakePrecedenceInOrder(t *testing.T) {
 	}
 	s, l, err := load(t, all)
 	if err != nil || s.State != "/second" || !l.Set("State") || l.Set("TTL") {
-		t.Errorf("a setting with two variables has the value %q and is set: %v (%v), want /second, true and false", s.State, l.Set("State"), err)
+		t.Errorf("a setting with two variables has the value %q; Set returned %v for it and %v for a setting at its default; want /second, true and false", s.State, l.Set("State"), err)
 	}
 }
 
@@ -135,20 +135,20 @@ func TestBadValuesAreRefused(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"port too large", Sources{Environ: env("GRPC_PORT=70000")}, nil, `GRPC_PORT: must be a whole number from 1 to 65535, got "70000"`},
+		{"a port that is too large", Sources{Environ: env("GRPC_PORT=70000")}, nil, `GRPC_PORT: must be a whole number from 1 to 65535, got "70000"`},
 		{"port zero", Sources{Environ: env("GRPC_PORT=0")}, nil, `GRPC_PORT: must be`},
-		{"port in a file that is not a number", Sources{Environ: env("GRPC_PORT_FILE=/p"), ReadFile: files("/p=x")}, nil, `GRPC_PORT_FILE (/p): must be`},
+		{"a file with a port that is not a number", Sources{Environ: env("GRPC_PORT_FILE=/p"), ReadFile: files("/p=x")}, nil, `GRPC_PORT_FILE (/p): must be`},
 		{"missing file", Sources{Environ: env("TOKEN_FILE=/none"), ReadFile: files()}, nil, `TOKEN_FILE: open /none`},
-		{"number for a bool that must be true or false", Sources{Environ: env("INSECURE=1")}, nil, `INSECURE: must be true or false, got "1"`},
-		{"word for a bool that is neither true nor false", Sources{Environ: env("ENABLED=yes")}, nil, `ENABLED: must be true or false, got "yes"`},
-		{"duration without a unit", Sources{Environ: env("TTL=5")}, nil, `TTL: must be a duration such as 1m30s`},
+		{"a number for a setting that must be true or false", Sources{Environ: env("INSECURE=1")}, nil, `INSECURE: must be true or false, got "1"`},
+		{"a word for a setting that must be true or false", Sources{Environ: env("ENABLED=yes")}, nil, `ENABLED: must be true or false, got "yes"`},
+		{"a duration without a unit", Sources{Environ: env("TTL=5")}, nil, `TTL: must be a duration such as 1m30s`},
 		{"negative duration", Sources{Environ: env("TTL=-5s")}, nil, `not negative, got "-5s"`},
-		{"duration below the minimum", Sources{Environ: env("EVERY=1ms")}, nil, `at least 100ms, got "1ms"`},
-		{"number of seconds that is too large", Sources{Environ: env("EVERY=99999999999999")}, nil, `EVERY: must be a duration`},
-		{"map with an entry that is no pair", Sources{Environ: env("LABELS=a=b,c")}, nil, `LABELS: must be key=value pairs`},
-		{"word that is not one of the allowed words", Sources{Environ: env("LOG_LEVEL=loud")}, nil, `LOG_LEVEL: must be one of debug, info, warn, error, got "loud"`},
-		{"float above the maximum", Sources{Environ: env("RATIO=2")}, nil, `RATIO: must be a number, at least 0, at most 1, got "2"`},
-		{"flag that is not a number", Sources{}, []string{"--grpc-port=x"}, `must be a whole number from 1 to 65535`},
+		{"a duration below the minimum", Sources{Environ: env("EVERY=1ms")}, nil, `at least 100ms, got "1ms"`},
+		{"a number of seconds that is too large", Sources{Environ: env("EVERY=99999999999999")}, nil, `EVERY: must be a duration`},
+		{"a map with an entry that is no pair", Sources{Environ: env("LABELS=a=b,c")}, nil, `LABELS: must be key=value pairs`},
+		{"a word that is not one of the allowed words", Sources{Environ: env("LOG_LEVEL=loud")}, nil, `LOG_LEVEL: must be one of debug, info, warn, error, got "loud"`},
+		{"a number above the maximum", Sources{Environ: env("RATIO=2")}, nil, `RATIO: must be a number, at least 0, at most 1, got "2"`},
+		{"a flag that is not a number", Sources{}, []string{"--grpc-port=x"}, `must be a whole number from 1 to 65535`},
 		{"unknown YAML key", Sources{YAML: []byte("grpc_prot: 1\n"), YAMLName: "c.yaml"}, nil, `c.yaml:1: unknown key "grpc_prot", did you mean "grpc_port"?`},
 		{"unknown nested YAML key", Sources{YAML: []byte("loop:\n  evry: 1s\n"), YAMLName: "c.yaml"}, nil, `c.yaml:2: unknown key "loop.evry", did you mean "loop.every"?`},
 		{"broken YAML", Sources{YAML: []byte("a: [\n"), YAMLName: "c.yaml"}, nil, `c.yaml: yaml:`},
@@ -172,7 +172,7 @@ func TestAllErrorsAtOnceAndNoSecret(t *testing.T) {
 		t.Fatalf("Load must return three errors at once, got %v", err)
 	}
 	if strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), "PIN: the value must be a whole number") {
-		t.Errorf("the error contains a secret: %q", err)
+		t.Errorf("the errors of Load must not contain the value of a secret setting, but are %q", err)
 	}
 }
 
@@ -181,7 +181,7 @@ func TestFlagsWithASingleDashWork(t *testing.T) {
 		{"-insecure", "--insecure"},
 		{"-insecure=false", "--insecure=false"},
 		{"-grpc-port 9 -insecure", "--grpc-port 9 --insecure"},
-		{"--grpc-port -insecure", "--grpc-port -insecure"}, // the second argument is the value of the first flag and not a flag
+		{"--grpc-port -insecure", "--grpc-port -insecure"}, // the second argument is the value of the flag --grpc-port and not a flag
 		{"-i", "-i"},
 		{"-unknown x", "-unknown x"},
 		{"-- -insecure", "-- -insecure"},
@@ -195,7 +195,7 @@ func TestFlagsWithASingleDashWork(t *testing.T) {
 			}
 			l.AddFlags(pflag.NewFlagSet("x", pflag.ContinueOnError))
 			if got := strings.Join(l.Args(strings.Fields(c.in)), " "); got != c.want {
-				t.Errorf("Args returned %q, want %q", got, c.want)
+				t.Errorf("Args rewrote the arguments to %q, want %q", got, c.want)
 			}
 		})
 	}
@@ -263,7 +263,7 @@ func TestUnsupportedStructsAreRefused(t *testing.T) {
 	for want, target := range cases {
 		t.Run(want, func(t *testing.T) {
 			if _, err := New(target); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("New returned the error %v, want %q", err, want)
+				t.Errorf("New returned the error %v, want one that contains %q", err, want)
 			}
 		})
 	}
@@ -285,10 +285,10 @@ func TestMissingRequiredSettingsAreRefused(t *testing.T) {
 func TestWithYAMLReadsAFile(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := System().WithYAML(filepath.Join(dir, "none"), false); err != nil {
-		t.Errorf("a missing optional file returned the error %v, want none", err)
+		t.Errorf("WithYAML with a missing optional file returned the error %v, want none", err)
 	}
 	if _, err := System().WithYAML(filepath.Join(dir, "none"), true); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a missing required file returned %v, want an error that names it", err)
+		t.Errorf("WithYAML with a missing required file returned %v, want an error that names the file", err)
 	}
 	if _, err := System().WithYAML(dir, false); err == nil {
 		t.Error("WithYAML must refuse a directory, but read it")
@@ -335,11 +335,11 @@ func TestStructuredSettingsAreYAML(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := "- id: a\n  schedulers: [{id: s1, address: \"h:1\"}]"; c.Clusters != want {
-		t.Errorf("the setting is %q, want %q", c.Clusters, want)
+		t.Errorf("the setting with the kind yaml has the value %q, want %q", c.Clusters, want)
 	}
 	err = l.Load(Sources{Environ: func(string) (string, bool) { return "[", true }})
 	if err == nil || !strings.Contains(err.Error(), "CLUSTERS: must be YAML") {
-		t.Errorf("a value that is not YAML returned the error %v, want the rule", err)
+		t.Errorf("Load of a value that is not YAML returned the error %v, want an error that names CLUSTERS and the rule", err)
 	}
 }
 
@@ -380,7 +380,7 @@ func TestDefaultsIgnoreTheEnvironment(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.Port != 8085 || !s.Enabled || s.Every != 5*time.Second || s.Level != "info" || s.Nested.Depth != 3 || s.Token != "" {
-		t.Errorf("Defaults set %+v, want only the defaults, without the environment", s)
+		t.Errorf("Defaults set the fields to %+v, want only the default values and no values of the environment", s)
 	}
 	if Defaults(s) == nil {
 		t.Error("Defaults must refuse a struct that is not a pointer, but accepted it")

@@ -25,24 +25,24 @@ func TestOnlyWayAvoidsUnusableInterfaces(t *testing.T) {
 		want  string // the address, or "!" and parts of the error
 	}{
 		{"one interface", []link{lo, at("eth0", "up", "fe80::1", "10.0.0.7")}, "10.0.0.7"},
-		{"IPv4 before IPv6", []link{at("eth0", "up", "2001:db8::7", "10.0.0.7")}, "10.0.0.7"},
+		{"an interface with an IPv4 and an IPv6 address", []link{at("eth0", "up", "2001:db8::7", "10.0.0.7")}, "10.0.0.7"},
 		{"only IPv6", []link{at("eth0", "up", "fe80::1", "2001:db8::7")}, "2001:db8::7"},
 		{"a bridge of an engine comes first", []link{at("docker0", "inside", "172.17.0.1"), at("eth0", "up", "10.0.0.7")}, "10.0.0.7"},
 		{"an interface that is down comes first", []link{at("eth0", "down", "10.0.0.7"), at("eth1", "up", "10.1.0.7")}, "10.1.0.7"},
 		{"two interfaces lead to other machines", []link{at("eth0", "up", "10.0.0.7"), at("eth1", "up", "10.1.0.7")}, "!several|eth0 (10.0.0.7)|eth1 (10.1.0.7)"},
 		{"only a bridge and an interface that is down", []link{lo, at("docker0", "inside", "172.17.0.1"), at("eth0", "down", "10.0.0.7")}, "!docker0 (172.17.0.1) leads only to containers|eth0 (10.0.0.7) is down"},
 		{"only the loopback interface", []link{lo}, "!no interface has an address"},
-		{"a link-local address alone", []link{at("eth0", "up", "fe80::1", "169.254.0.1")}, "!no interface has an address"},
+		{"only an interface with link-local addresses", []link{at("eth0", "up", "fe80::1", "169.254.0.1")}, "!no interface has an address"},
 	} {
 		ip, err := onlyWay(tt.links)
 		if want, wrong := strings.CutPrefix(tt.want, "!"); wrong {
 			for _, part := range strings.Split(want, "|") {
 				if err == nil || !strings.Contains(err.Error(), part) {
-					t.Errorf("%s: onlyWay returned %v, error %v; want an error with %q", tt.name, ip, err, part)
+					t.Errorf("%s: onlyWay returned the address %v and error %v; want an error that contains %q", tt.name, ip, err, part)
 				}
 			}
 		} else if err != nil || ip.String() != want {
-			t.Errorf("%s: onlyWay returned %v, error %v; want %s", tt.name, ip, err, want)
+			t.Errorf("%s: onlyWay returned the address %v and error %v; want %s", tt.name, ip, err, want)
 		}
 	}
 }
@@ -58,7 +58,7 @@ func TestBridgesWithoutADevice(t *testing.T) {
 	}
 	for name, want := range map[string]bool{"eth0": false, "vmbr0": false, "br1": false, "shop": true, "empty": true, "gone": false} {
 		if got := switchOfNothing(sys, name); got != want {
-			t.Errorf("%s is a bridge without a device: %t, want %t", name, got, want)
+			t.Errorf("whether interface %s is a bridge without a hardware device: %t, want %t", name, got, want)
 		}
 	}
 }

@@ -64,7 +64,7 @@ var answerCases = []struct {
 	truncated bool
 }{
 	{
-		name: "scheduler SRV records, leader first", question: "_persys-scheduler._tcp.persys.local. SRV", hints: Hints{Leader: "r2"},
+		name: "the SRV records of the schedulers have the leader first", question: "_persys-scheduler._tcp.persys.local. SRV", hints: Hints{Leader: "r2"},
 		answer: `
 			_persys-scheduler._tcp.persys.local. 5 IN SRV 10 100 8085 s2.persys-scheduler.persys.local.
 			_persys-scheduler._tcp.persys.local. 5 IN SRV 20 100 8085 s1.persys-scheduler.persys.local.
@@ -72,7 +72,7 @@ var answerCases = []struct {
 		extra: srvGlue,
 	},
 	{
-		name: "scheduler SRV records without _tcp", question: "_persys-scheduler.persys.local. SRV",
+		name: "the SRV records of the schedulers exist without _tcp too", question: "_persys-scheduler.persys.local. SRV",
 		answer: `
 			_persys-scheduler.persys.local. 5 IN SRV 20 100 8085 s1.persys-scheduler.persys.local.
 			_persys-scheduler.persys.local. 5 IN SRV 20 100 8085 s2.persys-scheduler.persys.local.
@@ -80,7 +80,7 @@ var answerCases = []struct {
 		extra: srvGlue,
 	},
 	{
-		name: "dead schedulers are left out, and TTLs are short", question: "_persys-scheduler.persys.local. SRV", hints: Hints{Dead: []string{"r1", "r3"}},
+		name: "dead schedulers are left out, and the TTLs are short meanwhile", question: "_persys-scheduler.persys.local. SRV", hints: Hints{Dead: []string{"r1", "r3"}},
 		answer: `_persys-scheduler.persys.local. 1 IN SRV 20 100 8085 s2.persys-scheduler.persys.local.`,
 		extra:  `s2.persys-scheduler.persys.local. 1 IN A 10.0.0.2`,
 	},
@@ -94,7 +94,7 @@ var answerCases = []struct {
 			s2.persys-scheduler.persys.local. 1 IN A 10.0.0.2`,
 	},
 	{
-		name: "if all schedulers are dead, all are listed", question: "persys-scheduler.persys.local. A", hints: Hints{Dead: []string{"r1", "r2", "r3"}},
+		name: "if gossip reports all schedulers dead, all are listed", question: "persys-scheduler.persys.local. A", hints: Hints{Dead: []string{"r1", "r2", "r3"}},
 		answer: `
 			persys-scheduler.persys.local. 1 IN A 10.0.0.1
 			persys-scheduler.persys.local. 1 IN A 10.0.0.2`,
@@ -106,25 +106,25 @@ var answerCases = []struct {
 		extra:  `s1.persys-scheduler.persys.local. 1 IN A 10.0.0.1`,
 	},
 	{
-		name: "IPv4 addresses of all schedulers", question: "persys-scheduler.persys.local. A",
+		name: "the A records have the IPv4 addresses of all schedulers", question: "persys-scheduler.persys.local. A",
 		answer: `
 			persys-scheduler.persys.local. 5 IN A 10.0.0.1
 			persys-scheduler.persys.local. 5 IN A 10.0.0.2`,
 	},
 	{
-		name: "IPv6 addresses of all schedulers", question: "persys-scheduler.persys.local. AAAA",
+		name: "the AAAA records have the IPv6 addresses of all schedulers", question: "persys-scheduler.persys.local. AAAA",
 		answer: `persys-scheduler.persys.local. 5 IN AAAA fd00::3`,
 	},
 	{
-		name: "address of one scheduler", question: "s2.persys-scheduler.persys.local. A",
+		name: "a scheduler's own name has the address of this scheduler", question: "s2.persys-scheduler.persys.local. A",
 		answer: `s2.persys-scheduler.persys.local. 5 IN A 10.0.0.2`,
 	},
 	{
-		name: "a dead scheduler has no name", question: "s2.persys-scheduler.persys.local. A", hints: Hints{Dead: []string{"r2"}},
+		name: "the name of a dead scheduler does not exist", question: "s2.persys-scheduler.persys.local. A", hints: Hints{Dead: []string{"r2"}},
 		rcode: dns.RcodeNameError, negative: "persys.local.",
 	},
 	{
-		name: "a removed scheduler has no name", question: "s2.persys-scheduler.persys.local. A",
+		name: "the name of a removed scheduler does not exist", question: "s2.persys-scheduler.persys.local. A",
 		build: func(w *world) { three(w); w.removeReplica("r2") },
 		rcode: dns.RcodeNameError, negative: "persys.local.",
 	},
@@ -145,11 +145,11 @@ var answerCases = []struct {
 	},
 
 	{
-		name: "IPv4 address of an agent", question: "n1.default.agents.persys.cloud. A",
+		name: "an agent has an A record with its IPv4 address", question: "n1.default.agents.persys.cloud. A",
 		answer: `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
 	{
-		name: "IPv6 address of an agent", question: "n6.default.agents.persys.cloud. AAAA",
+		name: "an agent has an AAAA record with its IPv6 address", question: "n6.default.agents.persys.cloud. AAAA",
 		answer: `n6.default.agents.persys.cloud. 30 IN AAAA fd00::16`,
 	},
 	{
@@ -157,43 +157,43 @@ var answerCases = []struct {
 		negative: "agents.persys.cloud.",
 	},
 	{
-		name: "SRV record of an agent", question: "_persys-agent._tcp.n1.default.agents.persys.cloud. SRV",
+		name: "an agent has an SRV record with its gRPC port", question: "_persys-agent._tcp.n1.default.agents.persys.cloud. SRV",
 		answer: `_persys-agent._tcp.n1.default.agents.persys.cloud. 30 IN SRV 0 100 50051 n1.default.agents.persys.cloud.`,
 		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
 	{
-		name: "SRV record of an agent with a host name", question: "_persys-agent._tcp.nh.default.agents.persys.cloud. SRV",
+		name: "the SRV record of an agent that registered a host name points to that host name", question: "_persys-agent._tcp.nh.default.agents.persys.cloud. SRV",
 		answer: `_persys-agent._tcp.nh.default.agents.persys.cloud. 30 IN SRV 0 100 50053 agent.example.com.`,
 	},
 	{
-		name: "an id that is no valid label is cleaned and gets a hash", question: Label("Node_7") + ".default.agents.persys.cloud. A",
+		name: "a node id that is no valid label is cleaned and gets a hash", question: Label("Node_7") + ".default.agents.persys.cloud. A",
 		answer: `node-7-` + strings.TrimPrefix(Label("Node_7"), "node-7-") + `.default.agents.persys.cloud. 30 IN A 10.1.0.7`,
 	},
 	{
-		name: "PTR record of an IPv4 address", question: "1.0.1.10.in-addr.arpa. PTR",
+		name: "the IPv4 address of a node has a PTR record", question: "1.0.1.10.in-addr.arpa. PTR",
 		answer: `1.0.1.10.in-addr.arpa. 30 IN PTR n1.default.agents.persys.cloud.`,
 	},
 	{
-		name: "PTR record of an IPv6 address", question: "6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa. PTR",
+		name: "the IPv6 address of a node has a PTR record", question: "6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa. PTR",
 		answer: `6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa. 30 IN PTR n6.default.agents.persys.cloud.`,
 	},
 	{
-		name: "a reverse name is NODATA for A", question: "1.0.1.10.in-addr.arpa. A",
+		name: "an A query for a reverse name is answered with NODATA", question: "1.0.1.10.in-addr.arpa. A",
 		negative: "1.0.1.10.in-addr.arpa.",
 	},
 	{
-		name: "NXDOMAIN below an IPv4 reverse name", question: "x.1.0.1.10.in-addr.arpa. PTR",
+		name: "a name below an IPv4 reverse name does not exist", question: "x.1.0.1.10.in-addr.arpa. PTR",
 		rcode: dns.RcodeNameError, negative: "1.0.1.10.in-addr.arpa.",
 	},
 	{
-		name: "NXDOMAIN below an IPv6 reverse name", question: "x.6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa. PTR",
+		name: "a name below an IPv6 reverse name does not exist", question: "x.6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa. PTR",
 		rcode: dns.RcodeNameError, negative: "6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa.",
 	},
 	{name: "the reverse name of an unknown address is outside the zones", question: "9.9.9.9.in-addr.arpa. PTR", rcode: dns.RcodeRefused, foreign: true},
 	{name: "the reverse domain itself is outside the zones", question: "10.in-addr.arpa. SOA", rcode: dns.RcodeRefused, foreign: true},
 
 	{
-		name: "address of a workload", question: "web.default.workloads.persys.local. A",
+		name: "a workload has an A record with its own address", question: "web.default.workloads.persys.local. A",
 		answer: `web.default.workloads.persys.local. 5 IN A 172.17.0.2`,
 	},
 	{
@@ -201,7 +201,7 @@ var answerCases = []struct {
 		answer: `host.default.workloads.persys.local. 5 IN A 10.1.0.1`,
 	},
 	{
-		name: "IPv6 address of a workload", question: "dual.default.workloads.persys.local. AAAA",
+		name: "a workload has an AAAA record with its IPv6 address", question: "dual.default.workloads.persys.local. AAAA",
 		answer: `dual.default.workloads.persys.local. 5 IN AAAA fd01::9`,
 	},
 	{
@@ -218,7 +218,7 @@ var answerCases = []struct {
 		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
 	{
-		name: "SRV record of a UDP port", question: "_53._udp.web.default.workloads.persys.local. SRV",
+		name: "a published UDP port has an SRV record", question: "_53._udp.web.default.workloads.persys.local. SRV",
 		answer: `_53._udp.web.default.workloads.persys.local. 5 IN SRV 0 100 31053 n1.default.agents.persys.cloud.`,
 		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
@@ -227,7 +227,7 @@ var answerCases = []struct {
 		rcode: dns.RcodeNameError, negative: "persys.local.",
 	},
 	{
-		name: "the SRV record of a port on a node that announced a host name", question: "_90._tcp.far.default.workloads.persys.local. SRV",
+		name: "the SRV record of a port on a node with a host name points to that host name", question: "_90._tcp.far.default.workloads.persys.local. SRV",
 		answer: `_90._tcp.far.default.workloads.persys.local. 5 IN SRV 0 100 9000 agent.example.com.`,
 	},
 	{
@@ -245,7 +245,7 @@ var answerCases = []struct {
 			n1.default.agents.persys.cloud. 30 IN A 10.1.0.1
 			n6.default.agents.persys.cloud. 30 IN AAAA fd00::16`,
 	},
-	{name: "address of one instance of a group", question: "api-1.default.workloads.persys.local. A", answer: `api-1.default.workloads.persys.local. 5 IN A 172.17.0.21`},
+	{name: "a member of a group has an A record under its own name", question: "api-1.default.workloads.persys.local. A", answer: `api-1.default.workloads.persys.local. 5 IN A 172.17.0.21`},
 	{name: "a failed workload is omitted", question: "api-2.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
 	{name: "a pending workload is omitted", question: "waiting.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
 	{name: "a workload on a lost node is omitted", question: "lost.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
@@ -259,7 +259,7 @@ var answerCases = []struct {
 		extra: `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
 	{
-		name: "a port name may stand for one host port only", question: "_admin._tcp.shop.default.workloads.persys.local. SRV",
+		name: "the SRV record of a named port may have a single host port", question: "_admin._tcp.shop.default.workloads.persys.local. SRV",
 		answer: `_admin._tcp.shop.default.workloads.persys.local. 5 IN SRV 0 100 30011 n1.default.agents.persys.cloud.`,
 		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
 	},
@@ -274,17 +274,17 @@ var answerCases = []struct {
 	{name: "names of another shard do not exist", question: "web.other.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
 
 	{name: "an existing name without records of the queried type is answered with NODATA", question: "web.default.workloads.persys.local. TXT", negative: "persys.local."},
-	{name: "an empty non-terminal is NODATA", question: "_tcp.web.default.workloads.persys.local. A", negative: "persys.local."},
-	{name: "the name of a shard is NODATA", question: "default.agents.persys.cloud. A", negative: "agents.persys.cloud."},
-	{name: "the apex of a zone is NODATA for A", question: "persys.local. A", negative: "persys.local."},
-	{name: "CNAME is NODATA", question: "web.default.workloads.persys.local. CNAME", negative: "persys.local."},
+	{name: "an empty non-terminal is answered with NODATA", question: "_tcp.web.default.workloads.persys.local. A", negative: "persys.local."},
+	{name: "the name of a shard is answered with NODATA", question: "default.agents.persys.cloud. A", negative: "agents.persys.cloud."},
+	{name: "an A query for the apex of a zone is answered with NODATA", question: "persys.local. A", negative: "persys.local."},
+	{name: "a CNAME query for a workload is answered with NODATA", question: "web.default.workloads.persys.local. CNAME", negative: "persys.local."},
 	{name: "a name below a workload does not exist", question: "a.web.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
 	{name: "a name that shares only part of a label with the zone is outside the zones", question: "notpersys.local. A", rcode: dns.RcodeRefused, foreign: true},
 	{name: "the parent of a zone is outside the zones", question: "local. SOA", rcode: dns.RcodeRefused, foreign: true},
 	{name: "the root is outside the zones", question: ". NS", rcode: dns.RcodeRefused, foreign: true},
 	{name: "other domains are outside the zones", question: "example.com. A", rcode: dns.RcodeRefused, foreign: true},
 	{
-		name: "NS records of a zone", question: "persys.local. NS",
+		name: "the apex of a zone has NS records", question: "persys.local. NS",
 		answer: `
 			persys.local. 60 IN NS s1.persys-scheduler.persys.local.
 			persys.local. 60 IN NS s2.persys-scheduler.persys.local.
@@ -300,10 +300,10 @@ var answerCases = []struct {
 		name: "a zone without schedulers has an NS record", question: "persys.local. NS", build: func(*world) {},
 		answer: `persys.local. 60 IN NS persys-scheduler.persys.local.`,
 	},
-	{name: "only an apex has name servers", question: "web.default.workloads.persys.local. NS", negative: "persys.local."},
-	{name: "only an apex has an SOA", question: "web.default.workloads.persys.local. SOA", negative: "persys.local."},
+	{name: "an NS query below the apex is answered with NODATA", question: "web.default.workloads.persys.local. NS", negative: "persys.local."},
+	{name: "an SOA query below the apex is answered with NODATA", question: "web.default.workloads.persys.local. SOA", negative: "persys.local."},
 	{
-		name: "a partitioned replica's TTLs are short", question: "n1.default.agents.persys.cloud. A", hints: Hints{Partitioned: true},
+		name: "a partitioned replica answers with short TTLs", question: "n1.default.agents.persys.cloud. A", hints: Hints{Partitioned: true},
 		answer: `n1.default.agents.persys.cloud. 1 IN A 10.1.0.1`,
 	},
 	{
@@ -312,40 +312,40 @@ var answerCases = []struct {
 		extra:  `n1.default.agents.persys.cloud. 1 IN A 10.1.0.1`,
 	},
 
-	{name: "ANY is refused", question: "web.default.workloads.persys.local. ANY", rcode: dns.RcodeRefused, foreign: true},
-	{name: "a transfer is refused", question: "persys.local. AXFR", rcode: dns.RcodeRefused, foreign: true},
+	{name: "a query of type ANY is refused", question: "web.default.workloads.persys.local. ANY", rcode: dns.RcodeRefused, foreign: true},
+	{name: "a zone transfer is refused", question: "persys.local. AXFR", rcode: dns.RcodeRefused, foreign: true},
 	{
-		name: "an incremental transfer is refused", question: "persys.local. IXFR", rcode: dns.RcodeRefused, foreign: true,
+		name: "an incremental zone transfer is refused", question: "persys.local. IXFR", rcode: dns.RcodeRefused, foreign: true,
 		edit: func(m *dns.Msg) {
 			m.Ns = []dns.RR{&dns.SOA{Hdr: dns.RR_Header{Name: "persys.local.", Rrtype: dns.TypeSOA, Class: 1}, Ns: ".", Mbox: "."}}
 		},
 	},
 	{
-		name: "another class is refused", question: "persys.local. SOA", rcode: dns.RcodeRefused, foreign: true,
+		name: "a query of another class than IN is refused", question: "persys.local. SOA", rcode: dns.RcodeRefused, foreign: true,
 		edit: func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassCHAOS },
 	},
 	{
-		name: "the class ANY is refused", question: "persys.local. SOA", rcode: dns.RcodeRefused, foreign: true,
+		name: "a query of the class ANY is refused", question: "persys.local. SOA", rcode: dns.RcodeRefused, foreign: true,
 		edit: func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassANY },
 	},
 	{
-		name: "an update is not implemented", question: "persys.local. SOA", rcode: dns.RcodeNotImplemented, foreign: true,
+		name: "a DNS update is answered with NOTIMP", question: "persys.local. SOA", rcode: dns.RcodeNotImplemented, foreign: true,
 		edit: func(m *dns.Msg) { m.Opcode = dns.OpcodeUpdate },
 	},
 	{
-		name: "two questions are malformed", question: "persys.local. SOA", rcode: dns.RcodeFormatError, foreign: true,
+		name: "a query with two questions is answered with FORMERR", question: "persys.local. SOA", rcode: dns.RcodeFormatError, foreign: true,
 		edit: func(m *dns.Msg) { m.Question = append(m.Question, m.Question[0]) },
 	},
 	{
-		name: "no question is malformed", question: "persys.local. SOA", rcode: dns.RcodeFormatError, foreign: true,
+		name: "a query without a question is answered with FORMERR", question: "persys.local. SOA", rcode: dns.RcodeFormatError, foreign: true,
 		edit: func(m *dns.Msg) { m.Question = nil },
 	},
 	{
-		name: "two EDNS records are malformed", question: "persys.local. SOA", rcode: dns.RcodeFormatError, foreign: true,
+		name: "a query with two EDNS records is answered with FORMERR", question: "persys.local. SOA", rcode: dns.RcodeFormatError, foreign: true,
 		edit: func(m *dns.Msg) { m.SetEdns0(4096, false); m.SetEdns0(4096, false) },
 	},
 	{
-		name: "an unknown EDNS version is BADVERS", question: "persys-scheduler.persys.local. A", rcode: dns.RcodeBadVers, foreign: true,
+		name: "a query with an unknown EDNS version is answered with BADVERS", question: "persys-scheduler.persys.local. A", rcode: dns.RcodeBadVers, foreign: true,
 		edit: func(m *dns.Msg) { m.SetEdns0(4096, false); m.IsEdns0().SetVersion(1) },
 	},
 }
@@ -380,7 +380,7 @@ func TestAnswersToQuestions(t *testing.T) {
 				want    string
 			}{{"answer", m.Answer, c.answer}, {"authority", m.Ns, authority}, {"additional", m.Extra, c.extra}} {
 				if got, want := texts(x.got), lines(x.want); !slices.Equal(got, want) {
-					t.Errorf("section %s is:\n  %s\nwant:\n  %s", x.section, strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+					t.Errorf("section %s of the answer is:\n  %s\nwant:\n  %s", x.section, strings.Join(got, "\n  "), strings.Join(want, "\n  "))
 				}
 			}
 			opt := m.IsEdns0()
@@ -427,11 +427,11 @@ func TestFlagsInAnswer(t *testing.T) {
 		m.SetEdns0(4096, true)
 	}), Ask{Recursive: true})
 	if !m.RecursionDesired || !m.CheckingDisabled || m.AuthenticatedData || !m.RecursionAvailable || !m.IsEdns0().Do() || m.IsEdns0().UDPSize() != maxUDP {
-		t.Errorf("the answer is %v, want the flags RD, CD, RA and DO, and not AD", m)
+		t.Errorf("the answer to a query with RD, CD, DO and AD is %v, want the flags RD, CD, RA and DO, and not AD", m)
 	}
 	m = reply(t, z, question("persys.local. SOA", func(m *dns.Msg) { m.RecursionDesired = false }), Ask{})
 	if m.RecursionDesired || m.CheckingDisabled || m.RecursionAvailable {
-		t.Errorf("the answer is %v, want none of the flags RD, CD and RA", m)
+		t.Errorf("the answer to a query without flags is %v, want none of the flags RD, CD and RA", m)
 	}
 }
 
@@ -444,11 +444,11 @@ func TestForeignNamesAreMarked(t *testing.T) {
 		"example.com. ANY": false, "example.com. AXFR": false, "persys.local. A": false, "x.persys.local. A": false, "1.0.1.10.in-addr.arpa. PTR": false,
 	} {
 		if _, out := z.Answer(nil, question(text), Ask{}); out.Foreign != want {
-			t.Errorf("whether the query %s is to be forwarded: %v, want %v", text, out.Foreign, want)
+			t.Errorf("whether the query %s must be forwarded: %v, want %v", text, out.Foreign, want)
 		}
 	}
 	if _, out := z.Answer(nil, question("example.com. A", func(m *dns.Msg) { m.RecursionDesired = false }), Ask{}); out.Foreign {
-		t.Error("a query without the RD bit must not be forwarded, but is to be forwarded")
+		t.Error("a query without the RD bit must not be forwarded, but Foreign is true")
 	}
 }
 

@@ -74,7 +74,7 @@ func benchmarkAnswer(b *testing.B, format string) {
 	b.ResetTimer()
 	for i := range b.N {
 		if out, _ := z.answer(buf, queries[i%len(queries)], Ask{Turn: uint32(i)}, &r); out[7] == 0 {
-			b.Fatal("the DNS server gave no answer")
+			b.Fatal("the DNS server answered no query")
 		}
 	}
 }

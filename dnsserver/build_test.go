@@ -44,12 +44,12 @@ func sameZone(t interface {
 	}
 	for n, text := range w {
 		if g[n] != text {
-			t.Fatalf("the records of %s in the updated zone are %q, in a zone built from scratch %q", n, g[n], text)
+			t.Fatalf("the records of name %s in the updated zone are %q, want %q as in a zone built from scratch", n, g[n], text)
 		}
 	}
 	for n := range g {
 		if _, ok := w[n]; !ok {
-			t.Fatalf("after updates the zone still has %s: %s", n, g[n])
+			t.Fatalf("after updates the zone still has the records of name %s, which a zone built from scratch does not have: %s", n, g[n])
 		}
 	}
 }
@@ -104,7 +104,7 @@ func TestUpdateEqualsRebuild(t *testing.T) {
 				for _, h := range former {
 					for n, text := range dump(h.z) {
 						if h.dump[n] != text {
-							rt.Fatalf("a published zone must not change, but %s was %q and is %q", n, h.dump[n], text)
+							rt.Fatalf("a published zone must not change, but the records of name %s were %q and are %q", n, h.dump[n], text)
 						}
 					}
 				}
@@ -178,14 +178,14 @@ func TestAnswersAreRotatedByTurn(t *testing.T) {
 			m := reply(t, z, question(q), Ask{Turn: turn})
 			first[inOrder(m.Answer)[0]] = true
 			if got := texts(m.Answer); !slices.Equal(got, all) {
-				t.Errorf("the answers for %s at turn %d are %q, want %q in some order", q, turn, got, all)
+				t.Errorf("the answer to %s at turn %d has the records %q, want %q in some order", q, turn, got, all)
 			}
 			if len(m.Extra) > 1 {
-				t.Errorf("the address of the node that all instances share is in the answer %d times, want at most once", len(m.Extra))
+				t.Errorf("the answer has %d additional records, want at most one, because all instances share a node", len(m.Extra))
 			}
 		}
 		if len(first) != 3 {
-			t.Errorf("the first answers for %s were only %v at all turns, want each of the three instances first at some turn", q, first)
+			t.Errorf("the answers to %s began, over all turns, only with %v, want each of the three instances first at some turn", q, first)
 		}
 	}
 }
@@ -197,7 +197,7 @@ func TestLeaderFirstOnEveryTurn(t *testing.T) {
 	for turn := range uint32(4) {
 		m := reply(t, z, question("persys-scheduler.persys.local. A"), Ask{Turn: turn})
 		if got := inOrder(m.Answer)[0]; !strings.HasSuffix(got, "10.0.0.2") {
-			t.Errorf("for turn %d the first scheduler is %s, want the leader 10.0.0.2", turn, got)
+			t.Errorf("at turn %d the answer has the scheduler %s first, want the leader 10.0.0.2", turn, got)
 		}
 	}
 }
@@ -300,7 +300,7 @@ func TestNodesAtOneAddress(t *testing.T) {
 		t.Errorf("the PTR answer is truncated: %v, with %d answers; want maxPerAnswer", m.Truncated, len(m.Answer))
 	}
 	if len(b.dirtyAddrs) != 0 {
-		t.Errorf("addresses are still to be rendered: %v", b.dirtyAddrs)
+		t.Errorf("after the update the PTR records of these addresses are still not made: %v", b.dirtyAddrs)
 	}
 	w.feed = nil
 	for i := range maxPerAnswer + 7 {
@@ -349,11 +349,11 @@ func TestLabelOfAnID(t *testing.T) {
 	for _, id := range []string{"web-1", "Web-1", "web_1", "web.1", "web-1.", long, long + "b", "9", "___", strings.Repeat("a", 63)} {
 		l := Label(id)
 		if !isLabel(l) || seen[l] != "" {
-			t.Errorf("the label of id %q is %q, which is invalid or equals the label of %q", id, l, seen[l])
+			t.Errorf("the DNS label of id %q is %q, which is invalid or equals the label of id %q", id, l, seen[l])
 		}
 		seen[l] = id
 		if isLabel(id) != (l == id) {
-			t.Errorf("the label of id %q is %q: only an id that is a valid label may be its own label", id, l)
+			t.Errorf("the DNS label of id %q is %q, but an id may be its own label only if it is a valid label", id, l)
 		}
 	}
 	if got := Label("Web_1"); !strings.HasPrefix(got, "web-1-") || len(got) != len("web-1-")+6 {
@@ -382,7 +382,7 @@ func FuzzAnswer(f *testing.F) {
 		got = got[len("kept"):]
 		answerable := len(packet) >= headerLen && packet[2]&0x80 == 0
 		if (len(got) > 0) != answerable {
-			t.Fatalf("the answer %x does not belong to the query %x", got, packet)
+			t.Fatalf("the answer %x must have the id and the question of the query %x", got, packet)
 		}
 		if len(got) == 0 {
 			return

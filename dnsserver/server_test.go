@@ -60,7 +60,7 @@ func serve(t testing.TB, w *world, opt Options) *running {
 				t.Errorf("Run of the DNS server returned %v, want nil", err)
 			}
 		case <-time.After(patience):
-			t.Error("Run did not end")
+			t.Error("Run of the DNS server must end with its context, but still runs")
 		}
 	})
 	w.feed = nil
@@ -131,10 +131,10 @@ func TestServesUDPAndTCP(t *testing.T) {
 					t.Errorf("the answer of the address %s is %v, want the records of the zone", target, m)
 				}
 				if m = exchangeWith(t, "udp", target, question("api.default.workloads.persys.local. A")); !m.Truncated {
-					t.Errorf("over UDP the query %s returned %d answers that are not truncated", target, len(m.Answer))
+					t.Errorf("over UDP the query to %s returned an answer with %d records that is not truncated, want a truncated one", target, len(m.Answer))
 				}
 				if m = exchangeWith(t, "tcp", target, question("api.default.workloads.persys.local. A")); m.Truncated || len(m.Answer) != 60 {
-					t.Errorf("over TCP the query %s returned %d answers, truncated %v; want 60", target, len(m.Answer), m.Truncated)
+					t.Errorf("over TCP the query to %s returned an answer with %d records, truncated %v; want all 60", target, len(m.Answer), m.Truncated)
 				}
 			}
 		})
@@ -149,7 +149,7 @@ func TestAnswersRotate(t *testing.T) {
 	for range 64 {
 		m := exchangeWith(t, "udp", r.addr, question("api.default.workloads.persys.local. A"))
 		if len(m.Answer) != 4 {
-			t.Fatalf("the reply has %d answers, want 4", len(m.Answer))
+			t.Fatalf("the answer has %d records, want 4", len(m.Answer))
 		}
 		first[m.Answer[0].String()] = true
 	}
@@ -169,7 +169,7 @@ func TestServerAnswersDig(t *testing.T) {
 		defer cancel()
 		out, err := exec.CommandContext(ctx, dig, append([]string{"@127.0.0.1", "-p", port}, args...)...).CombinedOutput()
 		if err != nil {
-			t.Errorf("dig %v failed: %v: %s", args, err, out)
+			t.Errorf("the program dig with %v returned error %v: %s", args, err, out)
 		}
 		return string(out)
 	}
@@ -194,7 +194,7 @@ func TestServerAnswersDig(t *testing.T) {
 		"example.com":                         "status: REFUSED",
 	} {
 		if out := ask(strings.Fields(args)...); !strings.Contains(out, want) || strings.Contains(out, "malformed") {
-			t.Errorf("dig %s: want %q in %s", args, want, out)
+			t.Errorf("the program dig with %s must print %q, but printed %s", args, want, out)
 		}
 	}
 }
@@ -211,13 +211,13 @@ func TestChangesShowInAnswers(t *testing.T) {
 	r.publish()
 	testbed.Until(t, "the node's address", func() bool { return len(ask("n1.default.agents.persys.cloud. A")) == 1 })
 	if d := time.Since(began); d > 500*time.Millisecond { // on an idle machine the change is in DNS after about 50 ms
-		t.Errorf("a change showed in answers after %v", d)
+		t.Errorf("a change of the state was in the answers after %v, want at most 500 ms", d)
 	}
 	r.removeNode("n1")
 	r.publish()
 	testbed.Until(t, "its end", func() bool { return len(ask("n1.default.agents.persys.cloud. A")) == 0 })
 	if got := r.srv.Zone().Serial(); got != uint32(r.index) {
-		t.Errorf("the SOA serial is %d, want %d", got, r.index)
+		t.Errorf("the serial of the SOA record is %d, want the state's index %d", got, r.index)
 	}
 
 	// After a snapshot is restored, the change feed does not contain the changes before it. The server must then build
@@ -225,10 +225,10 @@ func TestChangesShowInAnswers(t *testing.T) {
 	r.node("n2", "10.1.0.2:50051")
 	r.st.Restore(r.s)
 	r.feed = nil
-	testbed.Until(t, "a node that was added by a restored snapshot", func() bool { return len(ask("n2.default.agents.persys.cloud. A")) == 1 })
+	testbed.Until(t, "the server answers for a node that a restored snapshot has added", func() bool { return len(ask("n2.default.agents.persys.cloud. A")) == 1 })
 	r.node("n3", "10.1.0.3:50051")
 	r.publish()
-	testbed.Until(t, "a change after the restored snapshot", func() bool { return len(ask("n3.default.agents.persys.cloud. A")) == 1 })
+	testbed.Until(t, "the server answers for a node that was added after the restored snapshot", func() bool { return len(ask("n3.default.agents.persys.cloud. A")) == 1 })
 }
 
 func TestHintsShowWithinASecond(t *testing.T) {
@@ -245,10 +245,10 @@ func TestHintsShowWithinASecond(t *testing.T) {
 		_persys-scheduler.persys.local. 1 IN SRV 20 100 8085 s1.persys-scheduler.persys.local.`)
 	testbed.Until(t, "the hints", func() bool { return slices.Equal(srv(), want) })
 	if d := time.Since(began); d > time.Second {
-		t.Errorf("a hint showed in answers after %v", d)
+		t.Errorf("a changed hint was in the answers after %v, want at most a second", d)
 	}
 	r.hints.Store(&Hints{Partitioned: true})
-	testbed.Until(t, "the metric of a partition", func() bool { return value(t, r.srv.metrics.partitioned) == 1 })
+	testbed.Until(t, "the metric shows the partition", func() bool { return value(t, r.srv.metrics.partitioned) == 1 })
 	if got := srv(); len(got) != 3 {
 		t.Errorf("a replica without a leader answers %q, want three schedulers", got)
 	}
@@ -345,7 +345,7 @@ func TestFailedUpstreamsGiveSERVFAIL(t *testing.T) {
 		}
 	}
 	if got := value(t, r.srv.metrics.unforwarded); got != 2 {
-		t.Errorf("%v failed forwards, want 2", got)
+		t.Errorf("the metric counts %v failed forwards, want 2", got)
 	}
 }
 
@@ -368,7 +368,7 @@ func TestForgedUpstreamAnswersAreRejected(t *testing.T) {
 		"an answer that is cut off":     {reply(func(b []byte) []byte { return b[:14] }), false},
 	} {
 		if got := answers(c.reply, ask, 4711); got != c.want {
-			t.Errorf("the upstream's answer (%s) is accepted: %v, want %v", name, got, c.want)
+			t.Errorf("whether %s of the upstream server is accepted: %v, want %v", name, got, c.want)
 		}
 	}
 }
@@ -393,10 +393,10 @@ func TestGarbagePackets(t *testing.T) {
 	tc.Write([]byte{0, 3, 1, 2, 3})
 	tc.SetReadDeadline(time.Now().Add(patience))
 	if n, err := tc.Read(make([]byte, 10)); err == nil {
-		t.Errorf("a packet without a question got an answer of %d bytes", n)
+		t.Errorf("a packet without a question must get no answer, but got one of %d bytes", n)
 	}
 	if m := exchangeWith(t, "udp", r.addr, question("persys-scheduler.persys.local. A")); len(m.Answer) != 2 {
-		t.Errorf("the answer to a query after garbage packets is %v, want two schedulers", m)
+		t.Errorf("the answer to a query after malformed packets is %v, want two schedulers", m)
 	}
 }
 
@@ -418,7 +418,7 @@ func TestTCPConnectionsAreLimited(t *testing.T) {
 	last := open[maxConnsPerClient]
 	last.SetReadDeadline(time.Now().Add(patience))
 	if _, err := last.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
-		t.Errorf("the server did not close the connection that exceeds the limit: %v", err)
+		t.Errorf("the server must close a TCP connection above the limit, but the read returned %v", err)
 	}
 }
 
@@ -442,7 +442,7 @@ func TestListenErrorsNameTheSetting(t *testing.T) {
 		}
 	}
 	if got, err := upstreams([]string{"192.0.2.1", "::1", "ns.example.com", "h:5353"}); err != nil || !slices.Equal(got, []string{"192.0.2.1:53", "[::1]:53", "ns.example.com:53", "h:5353"}) {
-		t.Errorf("the upstreams are %q, error %v; want each with its port, by default 53", got, err)
+		t.Errorf("upstreams returned %q and error %v; want each address with its port, by default 53", got, err)
 	}
 }
 
@@ -462,31 +462,31 @@ func TestLimiterBoundsEachClient(t *testing.T) {
 		return passed, slipped
 	}
 	if p, s := take(l, "192.0.2.1", 40); p != 20 || s != 5 {
-		t.Errorf("%d queries passed, %d were truncated; want the burst of 20, and a quarter of the other queries truncated", p, s)
+		t.Errorf("the limiter let %d queries of the client pass and truncated %d; want the burst of 20 passed, and a quarter of the other queries truncated", p, s)
 	}
 	if p, _ := take(l, "192.0.2.2", 1); p != 1 {
-		t.Error("another client is limited too")
+		t.Error("the limiter must not limit a query of another client, but did")
 	}
 	now = now.Add(500 * time.Millisecond)
 	if p, _ := take(l, "::ffff:192.0.2.1", 40); p != 5 {
-		t.Errorf("%d queries passed after half a second, want 5", p)
+		t.Errorf("half a second later the limiter let %d queries pass, want 5", p)
 	}
 	now = now.Add(time.Hour)
 	if p, _ := take(l, "192.0.2.1", 40); p != 20 {
-		t.Errorf("%d queries passed after an hour, want the burst", p)
+		t.Errorf("an hour later the limiter let %d queries pass, want the burst", p)
 	}
 	if p, _ := take(l, "127.0.0.1", 1000); p != 1000 {
-		t.Errorf("%d queries of loopback passed, want all", p)
+		t.Errorf("the limiter let %d queries from loopback pass, want all", p)
 	}
 	if p, _ := take(nil, "192.0.2.1", 1000); p != 1000 {
-		t.Errorf("%d queries passed without a limit, want all", p)
+		t.Errorf("a limiter without a limit let %d queries pass, want all", p)
 	}
 	take(l, "2001:db8:0:1::1", 20)
 	if p, _ := take(l, "2001:db8:0:1:ffff::2", 1); p != 0 {
-		t.Error("two addresses of one /64 are limited as two clients")
+		t.Error("the limiter counts two addresses of one IPv6 /64 as two clients, want one client")
 	}
 	if p, _ := take(l, "2001:db8:0:2::1", 1); p != 1 {
-		t.Error("addresses of two different /64 are limited as one client")
+		t.Error("the limiter counts addresses of two IPv6 /64 as one client, want two clients")
 	}
 	// Send queries from very many addresses. The limiter's memory must not grow, and a new client must be allowed a
 	// full burst.
@@ -516,7 +516,7 @@ func TestOverLimitRetriesOverTCP(t *testing.T) {
 		}
 	}
 	if got := value(t, s.metrics.limited); got != 8 || slips != 2 {
-		t.Errorf("%v queries were limited, %d got a truncated answer; want 8 and 2", got, slips)
+		t.Errorf("the metric counts %v limited queries, and %d queries got a truncated answer; want 8 and 2", got, slips)
 	}
 	// A client that exceeds its limit over UDP is still answered over TCP, which has a separate limit.
 	for i, want := range []int{1, 0} {
@@ -532,6 +532,6 @@ func TestOverLimitRetriesOverTCP(t *testing.T) {
 		}
 	}
 	if got := value(t, s.metrics.limited); got != 9 {
-		t.Errorf("%v queries were limited, want 9", got)
+		t.Errorf("the metric counts %v limited queries, want 9", got)
 	}
 }

@@ -34,7 +34,7 @@ func TestSkyDNSRecords(t *testing.T) {
 		`/skydns/local/persys/persys-scheduler/s1 {"host":"10.0.0.1","ttl":300}`,
 	}
 	if got := skyTexts(s.Records(w.s)); !slices.Equal(got, want) {
-		t.Errorf("the records are %q\nwant %q", got, want)
+		t.Errorf("Records returned %q\nwant %q", got, want)
 	}
 	for _, r := range s.Records(w.s) {
 		if !slices.ContainsFunc(s.Dirs(), func(d string) bool { return strings.HasPrefix(r.Key, d) }) {
@@ -70,13 +70,13 @@ func TestSkyDNSChangesEqualRecords(t *testing.T) {
 		}
 		slices.Sort(got)
 		if want := skyTexts(s.Records(w.s)); !slices.Equal(got, want) {
-			t.Errorf("after %s: got %q\nwant %q", what, got, want)
+			t.Errorf("after %s, the records from Change are %q\nwant those of Records, %q", what, got, want)
 		}
 	}
 	three(w)
 	step("three replicas")
 	w.replica("r9", "s2", "10.0.0.9:8085")
-	step("a replacement under the same name")
+	step("the replacement of a replica under the same name")
 	if got := kept["/c1/skydns/local/persys/persys-scheduler/s2"]; got != `{"host":"10.0.0.9","ttl":60}` {
 		t.Errorf("the name of a replaced replica has the address %s, want the address of the new replica", got)
 	}
@@ -85,7 +85,7 @@ func TestSkyDNSChangesEqualRecords(t *testing.T) {
 	w.replica("r1", "renamed", "10.0.0.1:8085")
 	step("another name")
 	w.replica("r1", "renamed", "host.example.com:8085")
-	step("a host name")
+	step("the announcement of a host name")
 	w.node("Node_1", "10.1.0.1:50051")
 	step("a node")
 	w.node("Node_1", "10.1.0.2:50051")

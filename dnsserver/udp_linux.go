@@ -158,7 +158,8 @@ func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
 	}
 }
 
-// receive waits for packets, receives as many as fit into the buffers and returns their number.
+// receive waits for packets, receives as many packets as fit into the buffers, and returns
+// their number.
 func (p *packets) receive(rc syscall.RawConn) (int, error) {
 	for i := range p.in {
 		p.inVec[i].Base = &p.queries[i][0]

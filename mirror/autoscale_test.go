@@ -21,9 +21,9 @@ func TestAutoscaleSurvivesTheMirror(t *testing.T) {
 	d = fsm.Intended(&commandv1.WorkloadPut{Demand: &commandv1.Demand{Type: "container", Group: "web", Surge: true}}).Demand
 	surge, err := putOf(&Workload{ID: "web-1", Type: "container", DesiredState: "Running", Extension: &WorkloadExtension{Content: "c1:x", Demand: demandRecord(d)}}, nil)
 	if err != nil || !surge.GetDemand().GetSurge() || put.GetDemand().GetSurge() {
-		t.Errorf("the field Surge of an extra member is lost: %v, %v", surge, err)
+		t.Errorf("the field Surge of an extra member is lost: the record has %v (error %v)", surge, err)
 	}
 	if got := put.GetDemand().GetAutoscale(); !proto.Equal(got, want) {
-		t.Errorf("the settings are %v, expected %v", got, want)
+		t.Errorf("after reading the mirror record back the autoscaler has the settings %v, want %v", got, want)
 	}
 }

@@ -15,7 +15,7 @@ import (
 // Endpoint holds the addresses and credentials of an etcd cluster.
 type Endpoint struct {
 	Addresses []string // host:port or URL of each member
-	Username  string   // user of etcd, with Password; empty: no authentication
+	Username  string   // name of the etcd user; empty: no authentication; set together with Password
 	Password  string
 	TLS       *tls.Config // nil: no TLS
 }

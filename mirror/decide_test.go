@@ -34,42 +34,42 @@ func TestDecideByContentsOfEtcd(t *testing.T) {
 		want action
 		err  error
 	}{
-		{"etcd is empty and was never attached: fill", found{}, whole, actFill, nil},
-		{"etcd is empty and was never attached, the state is empty: fill", found{}, empty, actFill, nil},
-		{"etcd is empty and was attached before: emptied", found{}, attached, actRefuse, ErrEmptied},
-		{"etcd has only the owner key and was attached before: emptied", found{owner: ours}, attached, actRefuse, ErrEmptied},
-		{"the first fill wrote only the owner key: fill", found{owner: ours}, whole, actFill, nil},
-		{"data without owner", found{data: true}, whole, actRefuse, ErrForeignData},
-		{"data without owner, the state is empty", found{data: true}, empty, actRefuse, ErrForeignData},
-		{"data without owner, attached before", found{data: true}, attached, actRefuse, ErrForeignData},
-		{"data and owner key of this cluster, no cursor", found{owner: ours, data: true}, attached, actCompare, nil},
-		{"data and owner key of this cluster, no cursor, the state is empty", found{owner: ours, data: true}, emptyAttached, actRefuse, ErrForeignData},
-		{"data and owner key of another cluster", found{owner: theirs, data: true, cursor: at(1000, 4, 90)}, attached, actRefuse, ErrForeignData},
-		{"no data, owner key of another cluster", found{owner: theirs}, whole, actRefuse, ErrForeignData},
-		{"an unreadable owner key", found{owner: owner{raw: "?"}, ownerErr: errors.New("odd")}, whole, actRefuse, ErrForeignData},
+		{"an empty etcd that was never attached is filled", found{}, whole, actFill, nil},
+		{"an empty etcd that was never attached is filled, even from an empty state", found{}, empty, actFill, nil},
+		{"an empty etcd that was attached before counts as emptied", found{}, attached, actRefuse, ErrEmptied},
+		{"an etcd with only the owner key that was attached before counts as emptied", found{owner: ours}, attached, actRefuse, ErrEmptied},
+		{"an etcd in which the first fill wrote only the owner key is filled", found{owner: ours}, whole, actFill, nil},
+		{"data without an owner key is refused", found{data: true}, whole, actRefuse, ErrForeignData},
+		{"data without an owner key is refused, if the state is empty too", found{data: true}, empty, actRefuse, ErrForeignData},
+		{"data without an owner key is refused, although the etcd was attached before", found{data: true}, attached, actRefuse, ErrForeignData},
+		{"data of this cluster without a cursor is compared with the state", found{owner: ours, data: true}, attached, actCompare, nil},
+		{"data of this cluster without a cursor is refused if the state is empty", found{owner: ours, data: true}, emptyAttached, actRefuse, ErrForeignData},
+		{"data of another cluster is refused", found{owner: theirs, data: true, cursor: at(1000, 4, 90)}, attached, actRefuse, ErrForeignData},
+		{"the owner key of another cluster without data is refused", found{owner: theirs}, whole, actRefuse, ErrForeignData},
+		{"an unreadable owner key is refused", found{owner: owner{raw: "?"}, ownerErr: errors.New("odd")}, whole, actRefuse, ErrForeignData},
 
-		{"cursor of an earlier term", found{owner: ours, data: true, cursor: at(1000, 4, 90)}, attached, actResume, nil},
-		{"cursor of this term", found{owner: ours, data: true, cursor: at(1000, 5, 90)}, attached, actResume, nil},
-		{"cursor of this term with part of a batch written", found{owner: ours, data: true, cursor: at(1000, 5, 90, func(c *cursor) { c.Upto = 95 })}, attached, actResume, nil},
-		{"cursor with the same index and digest", found{owner: ours, cursor: at(1000, 4, 100)}, attached, actResume, nil},
-		{"cursor with the same index and another digest", found{owner: ours, cursor: at(1000, 4, 100, func(c *cursor) { c.Digest = digestText(8) })}, attached, actCompare, nil},
-		{"cursor with a higher index", found{owner: ours, cursor: at(1000, 4, 101)}, attached, actCompare, nil},
-		{"cursor that this leadership term did not write", found{owner: ours, cursor: at(1000, 5, 90)}, with(func(s *standing) { s.attached, s.mismatch = true, true }), actCompare, nil},
-		{"cursor that is not complete", found{owner: ours, cursor: at(1000, 4, 0, func(c *cursor) { c.Complete = false })}, whole, actCompare, nil},
-		{"cursor of another layout", found{owner: ours, cursor: at(1000, 4, 90, func(c *cursor) { c.Layout = LayoutBoth })}, attached, actCompare, nil},
-		{"cursor of another shape", found{owner: ours, cursor: at(1000, 4, 90, func(c *cursor) { c.Shape = "12345678" })}, attached, actCompare, nil},
-		{"cursor of another format", found{owner: ours, cursor: at(1000, 4, 90, func(c *cursor) { c.Format++ })}, attached, actCompare, nil},
-		{"cursor of an earlier incarnation", found{owner: ours, data: true, cursor: at(999, 9, 90)}, attached, actCompare, nil},
-		{"cursor of an earlier incarnation, the state is empty", found{owner: ours, data: true, cursor: at(999, 9, 90)}, empty, actRefuse, ErrForeignData},
-		{"all workloads were deleted in this incarnation", found{owner: ours, data: true, cursor: at(1000, 4, 90)}, emptyAttached, actResume, nil},
-		{"an unreadable cursor", found{owner: ours, data: true, cursor: cursor{raw: "?"}, unreadable: true}, attached, actCompare, nil},
-		{"cursor of a later term", found{owner: ours, data: true, cursor: at(1000, 6, 110)}, attached, actRefuse, ErrDeposed},
-		{"cursor of a later incarnation", found{owner: ours, data: true, cursor: at(1001, 1, 10)}, attached, actRefuse, ErrDeposed},
+		{"the mirror resumes after a cursor of an earlier term", found{owner: ours, data: true, cursor: at(1000, 4, 90)}, attached, actResume, nil},
+		{"the mirror resumes after a cursor of this term", found{owner: ours, data: true, cursor: at(1000, 5, 90)}, attached, actResume, nil},
+		{"the mirror resumes after a cursor of this term with part of a batch written", found{owner: ours, data: true, cursor: at(1000, 5, 90, func(c *cursor) { c.Upto = 95 })}, attached, actResume, nil},
+		{"the mirror resumes after a cursor with the state's index and digest", found{owner: ours, cursor: at(1000, 4, 100)}, attached, actResume, nil},
+		{"a cursor with the state's index and another digest causes a comparison", found{owner: ours, cursor: at(1000, 4, 100, func(c *cursor) { c.Digest = digestText(8) })}, attached, actCompare, nil},
+		{"a cursor with a higher index than the state's causes a comparison", found{owner: ours, cursor: at(1000, 4, 101)}, attached, actCompare, nil},
+		{"a cursor that this leadership term did not write causes a comparison", found{owner: ours, cursor: at(1000, 5, 90)}, with(func(s *standing) { s.attached, s.mismatch = true, true }), actCompare, nil},
+		{"a cursor that is not complete causes a comparison", found{owner: ours, cursor: at(1000, 4, 0, func(c *cursor) { c.Complete = false })}, whole, actCompare, nil},
+		{"a cursor of another layout causes a comparison", found{owner: ours, cursor: at(1000, 4, 90, func(c *cursor) { c.Layout = LayoutBoth })}, attached, actCompare, nil},
+		{"a cursor of another shape causes a comparison", found{owner: ours, cursor: at(1000, 4, 90, func(c *cursor) { c.Shape = "12345678" })}, attached, actCompare, nil},
+		{"a cursor of another format causes a comparison", found{owner: ours, cursor: at(1000, 4, 90, func(c *cursor) { c.Format++ })}, attached, actCompare, nil},
+		{"a cursor of an earlier incarnation causes a comparison", found{owner: ours, data: true, cursor: at(999, 9, 90)}, attached, actCompare, nil},
+		{"a cursor of an earlier incarnation is refused if the state is empty", found{owner: ours, data: true, cursor: at(999, 9, 90)}, empty, actRefuse, ErrForeignData},
+		{"the mirror resumes if all workloads were deleted in this incarnation", found{owner: ours, data: true, cursor: at(1000, 4, 90)}, emptyAttached, actResume, nil},
+		{"an unreadable cursor causes a comparison", found{owner: ours, data: true, cursor: cursor{raw: "?"}, unreadable: true}, attached, actCompare, nil},
+		{"a cursor of a later term means that this leader is deposed", found{owner: ours, data: true, cursor: at(1000, 6, 110)}, attached, actRefuse, ErrDeposed},
+		{"a cursor of a later incarnation means that this leader is deposed", found{owner: ours, data: true, cursor: at(1001, 1, 10)}, attached, actRefuse, ErrDeposed},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := decide(tt.f, tt.s)
 			if got != tt.want || !errors.Is(err, tt.err) {
-				t.Errorf("decide returned action %d, error %v; want %d, %v", got, err, tt.want, tt.err)
+				t.Errorf("decide returned action %d and error %v; want action %d and error %v", got, err, tt.want, tt.err)
 			}
 		})
 	}
@@ -84,25 +84,25 @@ func TestModeFor(t *testing.T) {
 		f     Facts
 		want  fsm.Mode
 	}{
-		{"the mirror is starting", Starting, required, ""},
+		{"a mirror that is starting does not change the mode", Starting, required, ""},
 		{"a healthy mirror means normal", Healthy, required, fsm.ModeNormal},
-		{"endpoints unset, never attached: unreachable does not change the mode", Unreachable, none, fsm.ModeNormal},
-		{"endpoints unset, never attached: failing does not change the mode", Failing, none, fsm.ModeNormal},
-		{"endpoints set: unreachable means degraded from the first boot", Unreachable, required, fsm.ModeDegraded},
-		{"endpoints set: failing means degraded", Failing, required, fsm.ModeDegraded},
-		{"attached: unreachable means degraded", Unreachable, attached, fsm.ModeDegraded},
-		{"attached: failing means degraded", Failing, attached, fsm.ModeDegraded},
-		{"the attached etcd has lost its data", Emptied, attached, fsm.ModeRecovery},
-		{"another etcd than the attached one answers", Other, attached, fsm.ModeDegraded},
-		{"foreign data and an empty state", Foreign, virgin, fsm.ModeRecovery},
-		{"foreign data, endpoints set", Foreign, required, fsm.ModeRecovery},
-		{"foreign data, attached", Foreign, attached, fsm.ModeRecovery},
-		{"foreign data, endpoints unset, never attached, the state has workloads", Foreign, none, fsm.ModeNormal},
+		{"without ETCD_ENDPOINTS an etcd that was never attached and is unreachable means normal", Unreachable, none, fsm.ModeNormal},
+		{"without ETCD_ENDPOINTS an etcd that was never attached and fails writes means normal", Failing, none, fsm.ModeNormal},
+		{"with ETCD_ENDPOINTS an unreachable etcd means degraded from the first start", Unreachable, required, fsm.ModeDegraded},
+		{"with ETCD_ENDPOINTS an etcd that fails writes means degraded", Failing, required, fsm.ModeDegraded},
+		{"an attached etcd that is unreachable means degraded", Unreachable, attached, fsm.ModeDegraded},
+		{"an attached etcd that fails writes means degraded", Failing, attached, fsm.ModeDegraded},
+		{"an attached etcd that has lost its data means recovery", Emptied, attached, fsm.ModeRecovery},
+		{"another etcd than the attached one means degraded", Other, attached, fsm.ModeDegraded},
+		{"foreign data in etcd and an empty state mean recovery", Foreign, virgin, fsm.ModeRecovery},
+		{"with ETCD_ENDPOINTS foreign data in etcd means recovery", Foreign, required, fsm.ModeRecovery},
+		{"foreign data in an attached etcd means recovery", Foreign, attached, fsm.ModeRecovery},
+		{"without ETCD_ENDPOINTS foreign data in an etcd that was never attached means normal, if the state has workloads", Foreign, none, fsm.ModeNormal},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, _, ok := ModeFor(Health{State: tt.state, Reason: "why"}, tt.f)
 			if got != tt.want || ok != (tt.want != "") {
-				t.Errorf("ModeFor returns %q, %v; want %q", got, ok, tt.want)
+				t.Errorf("ModeFor returns mode %q and whether the mode may change, %v; want mode %q", got, ok, tt.want)
 			}
 		})
 	}

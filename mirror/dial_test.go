@@ -167,9 +167,9 @@ func certificates(t *testing.T, dir string) (*x509.CertPool, tls.Certificate) {
 
 func TestDialRefusesIncompleteEndpoints(t *testing.T) {
 	for name, e := range map[string]Endpoint{
-		"no address":             {},
-		"a name and no password": {Addresses: []string{"127.0.0.1:1"}, Username: "persys"},
-		"a password and no name": {Addresses: []string{"127.0.0.1:1"}, Password: "secret"},
+		"no address":                  {},
+		"a user name and no password": {Addresses: []string{"127.0.0.1:1"}, Username: "persys"},
+		"a password and no user name": {Addresses: []string{"127.0.0.1:1"}, Password: "secret"},
 	} {
 		if _, err := Dial(e); err == nil {
 			t.Errorf("Dial with %s returned no error", name)
@@ -186,7 +186,7 @@ func TestDialNeedsNoServer(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := c.Get(ctx, "/"); err == nil {
-		t.Error("a call without a server succeeded")
+		t.Error("a call without an etcd server succeeded, want an error")
 	}
 	if err := c.Close(); err != nil {
 		t.Error(err)

@@ -243,14 +243,14 @@ func differ(want, got map[string]string) string {
 	}
 	for k, v := range want {
 		if g, ok := got[k]; !ok {
-			note("%s is missing", k)
+			note("key %s is missing in etcd", k)
 		} else if g != v {
-			note("key %s is\n  %s, but should be\n  %s", k, g, v)
+			note("key %s in etcd has the value\n  %s, want\n  %s", k, g, v)
 		}
 	}
 	for k := range got {
 		if _, ok := want[k]; !ok {
-			note("key %s should not exist", k)
+			note("key %s exists in etcd, want no such key", k)
 		}
 	}
 	if n > 5 {

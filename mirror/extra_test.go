@@ -54,7 +54,7 @@ func TestExtraKeysFollowTheState(t *testing.T) {
 	r = c.start(e.client, o)
 	extras := func(want ...string) {
 		t.Helper()
-		testbed.Within(t, testbed.Patience, "the extra keys", func() error {
+		testbed.Within(t, testbed.Patience, "etcd has the extra keys", func() error {
 			got, err := e.contents("/east/where/")
 			if err != nil {
 				return err
@@ -73,14 +73,14 @@ func TestExtraKeysFollowTheState(t *testing.T) {
 	c.do(register("b"))
 	extras("a", "b")
 	if n := r.Stats().Comparisons; n != 1 {
-		t.Errorf("%d full comparisons were made, want 1 for the new keys", n)
+		t.Errorf("the mirror made %d full comparisons, want 1 for the new extra keys", n)
 	}
 	r.stop()
 	c.do(removeNode("b"), register("c"))
 	r = c.start(e.client, o)
 	extras("a", "c")
 	if n := r.Stats().Comparisons; n != 0 {
-		t.Errorf("%d full comparisons were made after a restart with the same keys, want none", n)
+		t.Errorf("after a restart with the same extra keys the mirror made %d full comparisons, want none", n)
 	}
 }
 
@@ -118,7 +118,7 @@ func TestExtraDirectoriesMustNotOverlap(t *testing.T) {
 	} {
 		err := checkExtra(inDirs{dirs: tt.dirs})
 		if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
-			t.Errorf("directories %q: New returned %v, want %q", tt.dirs, err, tt.err)
+			t.Errorf("with the directories %q of extra keys New returned %v, want an error that contains %q, or none if it is empty", tt.dirs, err, tt.err)
 		}
 	}
 }

@@ -35,7 +35,7 @@ func mirrored(t *testing.T, e *etcd, o Options) (*cluster, *run) {
 		}
 		return nil
 	})
-	testbed.Within(t, testbed.Patience, "the mirror has nothing left to do", func() error {
+	testbed.Within(t, testbed.Patience, "the mirror has sent the transactions of its start", func() error {
 		if n := r.Stats().Transactions; n < 3 { // the three transactions write the first cursor, the compared records, and the removal of old events
 			return fmt.Errorf("%d transactions were sent so far, want 3", n)
 		}
@@ -63,7 +63,7 @@ func TestMirrorResumesAfterEtcdStopped(t *testing.T) {
 		t.Errorf("OnHealth received %v, want %v", got, want)
 	}
 	if s := r.Stats(); s.Comparisons != 1 {
-		t.Errorf("%d full comparisons were made, want 1: an etcd that kept its data needs none after an outage", s.Comparisons)
+		t.Errorf("the mirror made %d full comparisons, want 1 at its start: an etcd that kept its data needs none after an outage", s.Comparisons)
 	}
 	testbed.Within(t, testbed.Patience, "the statistics show no lag", func() error {
 		if s := r.Stats(); s.LagIndex != 0 || s.Lag != 0 {
@@ -120,7 +120,7 @@ func TestStateChangesAfterTwoProbes(t *testing.T) {
 		{func() bool { return j.probed(down) }, Unreachable},
 		{func() bool { return j.failed(down) }, Unreachable},
 		{func() bool { return j.probed(nil) }, Failing}, // etcd answers the probe, but no write has succeeded yet, so the mirror is still failing
-		{j.caughtUp, Failing},                           // still failing: two successful probes in a row are needed
+		{j.caughtUp, Failing},                           // the mirror is still failing: two successful probes in a row are needed
 		{func() bool { return j.probed(nil) }, Healthy},
 		{func() bool { return j.found(ErrEmptied) }, Emptied},
 		{func() bool { return j.probed(nil) }, Emptied},
@@ -142,10 +142,10 @@ func TestStateChangesAfterTwoProbes(t *testing.T) {
 		was := j.health
 		changed := step.do()
 		if j.health.State != step.want {
-			t.Fatalf("after step %d the mirror is %s, want %s", i, j.health.State, step.want)
+			t.Fatalf("after step %d of the test the mirror has the state %s, want %s", i, j.health.State, step.want)
 		}
 		if changed != (was.State != step.want) || changed && !j.health.Since.After(was.Since) {
-			t.Errorf("in step %d the judge reported a changed state: %v, since %v; want it true only if the state changed", i, changed, j.health.Since)
+			t.Errorf("in step %d of the test the judge reported whether the state changed as %v (state since %v); want true only if it changed", i, changed, j.health.Since)
 		}
 	}
 }
@@ -228,11 +228,11 @@ func TestWipedEtcdIsNotWrittenBeforeRestore(t *testing.T) {
 			r.awaitState(Emptied)
 			c.random(rand.New(rand.NewPCG(13, 14)), 10)
 			if all, err := e.contents("/"); err != nil || len(all) > 0 {
-				t.Errorf("etcd was written before an operator called Restore: %v %v", all, err)
+				t.Errorf("etcd must be empty before an operator calls Restore, but has the keys %v (error %v)", all, err)
 			}
 			p, err := r.Preview(t.Context())
 			if err != nil || p.Create < 40 || p.Equal != 0 || p.Change != 0 || p.Remove != 0 || !p.Listed() {
-				t.Errorf("the preview has %d equal, %d to create, %d to change, %d to remove, %v; want only keys to create", p.Equal, p.Create, p.Change, p.Remove, err)
+				t.Errorf("the preview has %d equal keys, %d to create, %d to change and %d to remove (error %v); want only keys to create", p.Equal, p.Create, p.Change, p.Remove, err)
 			}
 			if err := r.Restore(t.Context()); err != nil {
 				t.Fatal(err)
@@ -254,7 +254,7 @@ func TestEtcdRestoredFromAnOlderSnapshot(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		kill bool // whether the test also stops the leader
-	}{{"under the same leader", false}, {"and the leader was killed", true}} {
+	}{{"the leader stays the same", false}, {"the leader is killed meanwhile", true}} {
 		t.Run(tt.name, func(t *testing.T) {
 			e := startEtcd(t, currentEtcd(t))
 			c, r := mirrored(t, e, quick)
@@ -291,7 +291,7 @@ func TestAnotherEtcdIsNotWritten(t *testing.T) {
 		t.Errorf("Restore returned %v, want ErrOtherEtcd with the attached id and the command to detach", err)
 	}
 	if all, err := e.contents("/"); err != nil || len(all) > 0 {
-		t.Errorf("the mirror wrote to another etcd: %v %v", all, err)
+		t.Errorf("another etcd than the attached one must stay empty, but has the keys %v (error %v)", all, err)
 	}
 	c.mu.Lock()
 	c.attached, c.isAttached = 0, false
@@ -304,22 +304,22 @@ func TestProbeTellsWhoseRecordsEtcdHolds(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))
 	id, err := Probe(t.Context(), e.client, "", "c1", time.Second)
 	if err != nil || id == 0 {
-		t.Fatalf("Probe of an empty etcd returned %x, %v; want its id", id, err)
+		t.Fatalf("Probe of an empty etcd returned the cluster id %x and error %v; want the id and no error", id, err)
 	}
 	mirrored(t, e, quick)
 	if again, err := Probe(t.Context(), e.client, "", "c1", time.Second); err != nil || again != id {
-		t.Errorf("Probe of an etcd with the cluster's own records returned %x, %v; want its id", again, err)
+		t.Errorf("Probe of an etcd with the cluster's own records returned the cluster id %x and error %v; want the id and no error", again, err)
 	}
 	if again, err := Probe(t.Context(), e.client, "", "c2", time.Second); !errors.Is(err, ErrForeignData) || again != id {
-		t.Errorf("Probe of an etcd with records of another cluster returned %x, %v; want its id and ErrForeignData", again, err)
+		t.Errorf("Probe of an etcd with records of another cluster returned the cluster id %x and error %v; want the id and ErrForeignData", again, err)
 	}
 	e.put("/old/workloads/x", "{}")
 	if again, err := Probe(t.Context(), e.client, "/old", "c1", time.Second); !errors.Is(err, ErrForeignData) || again != id {
-		t.Errorf("Probe of an etcd with records without owner returned %x, %v; want its id and ErrForeignData", again, err)
+		t.Errorf("Probe of an etcd with records without owner returned the cluster id %x and error %v; want the id and ErrForeignData", again, err)
 	}
 	e.kill()
 	if again, err := Probe(t.Context(), e.client, "", "c1", 200*time.Millisecond); err == nil || again != 0 {
-		t.Errorf("Probe of an unreachable etcd returned %x, %v; want 0 and an error", again, err)
+		t.Errorf("Probe of an unreachable etcd returned the cluster id %x and error %v; want 0 and an error", again, err)
 	}
 }
 
@@ -342,7 +342,7 @@ func TestEtcdNeverAttached(t *testing.T) {
 			r := c.start(e.client, quick)
 			r.awaitState(Foreign)
 			if all, err := e.contents("/"); err != nil || len(all) != 1 {
-				t.Errorf("the mirror wrote to a refused etcd: %v %v", all, err)
+				t.Errorf("a refused etcd must keep its content, but has the keys %v (error %v)", all, err)
 			}
 			if err := r.Restore(t.Context()); err != nil {
 				t.Fatal(err)
@@ -360,7 +360,7 @@ func TestRestoreNeedsTheWriter(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := m.Restore(t.Context()); !errors.Is(err, errNotRunning) {
-		t.Errorf("Restore returned %v, want errNotRunning", err)
+		t.Errorf("Restore on a replica without a running mirror returned %v, want errNotRunning", err)
 	}
 }
 
@@ -390,7 +390,7 @@ func TestRestoreEndsWithTheLeadershipTerm(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		wait time.Duration
-	}{{"before a session has taken the request", 0}, {"while a session carries out the request", o.WriteBound + 2*o.CallLimit}} {
+	}{{"the leadership term ends before a session has taken the request", 0}, {"the leadership term ends while a session carries out the request", o.WriteBound + 2*o.CallLimit}} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
@@ -403,7 +403,7 @@ func TestRestoreEndsWithTheLeadershipTerm(t *testing.T) {
 				synctest.Wait()
 				r.stop()
 				if err := <-done; !errors.Is(err, errNotRunning) {
-					t.Errorf("Restore returned %v, want errNotRunning", err)
+					t.Errorf("Restore whose leadership term ended returned %v, want errNotRunning", err)
 				}
 			})
 		})

@@ -103,7 +103,7 @@ func TestDeposedWriterWritesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d := differ(before, after); d != "" {
-		t.Errorf("the deposed leader wrote:\n%s", d)
+		t.Errorf("the deposed leader must write nothing, but changed etcd:\n%s", d)
 	}
 	successor.term++
 	successor.start(e.client, quick).awaitEqual(e)
@@ -129,7 +129,7 @@ func TestUnconfirmedLeaderDoesNotWrite(t *testing.T) {
 		return nil
 	})
 	if now := e.value("/persys/mirror/c1/cursor"); now != cursor {
-		t.Errorf("a leader without a Confirm wrote the cursor: %s", now)
+		t.Errorf("a leader that cannot confirm its leadership must not write the cursor, but wrote %s", now)
 	}
 	if h := r.Stats().Health; h.State != Starting {
 		t.Errorf("the health of the mirror is %+v, want Starting: the missing leadership is no fault of etcd", h)
@@ -157,7 +157,7 @@ func TestLostResponsesOfEtcd(t *testing.T) {
 		})
 	}
 	if s := r.Stats(); g.dropped.Load() < 20 || s.Fenced != 0 || s.Comparisons != 1 {
-		t.Errorf("%d responses were lost, want 20; %d transactions were fenced, want none; %d full comparisons were made, want one", g.dropped.Load(), s.Fenced, s.Comparisons)
+		t.Errorf("%d responses of etcd were lost, want 20; etcd refused %d transactions because of another cursor, want none; the mirror made %d full comparisons, want one", g.dropped.Load(), s.Fenced, s.Comparisons)
 	}
 }
 
@@ -182,7 +182,7 @@ func TestSuccessorRepairsHalfWrittenBatch(t *testing.T) {
 	g.limited.Store(true)
 	c.do(list...)
 	key := "/persys/mirror/c1/cursor"
-	testbed.Within(t, testbed.Patience, "half a batch is in etcd", func() error {
+	testbed.Within(t, testbed.Patience, "etcd has the first transaction of the batch", func() error {
 		cur, err := parseCursor(e.value(key))
 		if err == nil && cur.Upto == 0 {
 			err = errors.New(cur.raw)
@@ -192,7 +192,7 @@ func TestSuccessorRepairsHalfWrittenBatch(t *testing.T) {
 	r.stop()
 	half := e.value("/retries/web")
 	if half != `{"attempts":3,"maxAttempts":5,"nextRetryAt":"0001-01-01T00:00:00Z"}` {
-		t.Fatalf("the first transaction did not contain the retry record: %s", half)
+		t.Fatalf("the first transaction of the batch must contain the retry record, but etcd has %s", half)
 	}
 
 	c.do(c.says("web", "Running", "")) // the reported success resets the number of attempts
@@ -200,6 +200,6 @@ func TestSuccessorRepairsHalfWrittenBatch(t *testing.T) {
 	r = c.start(e.client, quick)
 	r.awaitEqual(e)
 	if s := r.Stats(); s.Comparisons != 0 {
-		t.Error("the successor made a full comparison, so this test checks nothing")
+		t.Error("the new leader has made a full comparison, want none, because this test checks the resuming after the cursor")
 	}
 }

@@ -25,12 +25,12 @@ func sameRecords(t *testing.T, got, want fsm.State, p *Projection) {
 	g, w := records(got), records(want)
 	for k, v := range w {
 		if g[k] != v {
-			t.Errorf("the record %s differs:\n got %s\nwant %s", k, g[k], v)
+			t.Errorf("the mirror would write record %s for the imported state as\n     %s\nwant %s", k, g[k], v)
 		}
 	}
 	for k := range g {
 		if _, ok := w[k]; !ok {
-			t.Errorf("the second state has the additional record %s", k)
+			t.Errorf("the mirror would write the additional record %s for the imported state", k)
 		}
 	}
 }
@@ -81,7 +81,7 @@ func TestImportLegacyEtcd(t *testing.T) {
 		t.Errorf("the workload with split records was imported as %+v; want it running on n1 with its content, revision and retry", w)
 	}
 	if w != nil && (w.Adopted != "abc" || w.Revision() != "abc") {
-		t.Errorf("the workload split has revision %q and adopted revision %q, want abc for both", w.Revision(), w.Adopted)
+		t.Errorf("the imported workload split has revision %q and adopted revision %q, want abc for both", w.Revision(), w.Adopted)
 	}
 	// The records of workload late say Scheduled and Failed, and name no revision. So the import stores an
 	// unknown state until the node reports.
@@ -104,7 +104,7 @@ func TestImportLegacyEtcd(t *testing.T) {
 		t.Errorf("the resources that the deleted workload still uses on its node are %+v, want 250 millicores", r)
 	}
 	if _, ok := s.Workload("vanished"); ok {
-		t.Error("a deleted workload without an instance was imported")
+		t.Error("a deleted workload without an instance must not be imported, but was")
 	}
 	// The imported state is consistent: fsm.Restored accepts it.
 	c := newCluster(t, "c2")
@@ -129,18 +129,18 @@ func TestImportReportsUnusableRecords(t *testing.T) {
 		in   Imported
 		want string
 	}{
-		{"a node without an id", with(func(n *Node) { n.NodeID = "" }), "id"},
-		{"a node without an address", with(func(n *Node) { n.AgentEndpoint = "" }), "endpoint"},
-		{"a node without memory", with(func(n *Node) { n.TotalMemory = 0 }), "memory_mib"},
-		{"a node with too many cores", with(func(n *Node) { n.TotalCPU = 1e300 }), "cpu_millicores"},
-		{"an id with a slash", Imported{Workloads: []Workload{{ID: "a/b"}}}, "does not match"},
-		{"two workloads with the same id", Imported{Workloads: []Workload{{ID: "a"}, {ID: "a"}}}, "twice"},
-		{"a negative resource", Imported{Workloads: []Workload{{ID: "a", Extension: &WorkloadExtension{Content: "c1:x", Demand: Demand{MemoryMiB: -1}}, Type: "container"}}}, "memory_mib"},
+		{"a record of a node without an id", with(func(n *Node) { n.NodeID = "" }), "id"},
+		{"a record of a node without an address", with(func(n *Node) { n.AgentEndpoint = "" }), "endpoint"},
+		{"a record of a node without memory", with(func(n *Node) { n.TotalMemory = 0 }), "memory_mib"},
+		{"a record of a node with too many cores", with(func(n *Node) { n.TotalCPU = 1e300 }), "cpu_millicores"},
+		{"a record of a workload whose id has a slash", Imported{Workloads: []Workload{{ID: "a/b"}}}, "does not match"},
+		{"two records of workloads with the same id", Imported{Workloads: []Workload{{ID: "a"}, {ID: "a"}}}, "twice"},
+		{"a record of a workload with a negative resource", Imported{Workloads: []Workload{{ID: "a", Extension: &WorkloadExtension{Content: "c1:x", Demand: Demand{MemoryMiB: -1}}, Type: "container"}}}, "memory_mib"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, problems, err := tt.in.State(here, plain)
 			if err != nil || len(problems) != 1 || !strings.Contains(problems[0].Reason, tt.want) {
-				t.Fatalf("the import has problems %v, error %v; want one problem", problems, err)
+				t.Fatalf("the import returned the problems %v and error %v; want one problem about the field of the case", problems, err)
 			}
 			if err := s.Check(); err != nil {
 				t.Error(err)

@@ -27,9 +27,9 @@ func TestEqualsTheStateAfterRandomCommands(t *testing.T) {
 		binary func(testing.TB) string
 		o      Options
 	}{
-		{"whole records on the current etcd", currentEtcd, Options{}},
-		{"both layouts under a prefix on the current etcd", currentEtcd, Options{Layout: LayoutBoth, Prefix: "/east/one/"}},
-		{"both layouts on Debian's etcd", debian, Options{Layout: LayoutBoth}},
+		{"layout whole on the current etcd version", currentEtcd, Options{}},
+		{"layout both under a prefix on the current etcd version", currentEtcd, Options{Layout: LayoutBoth, Prefix: "/east/one/"}},
+		{"layout both on Debian's etcd version", debian, Options{Layout: LayoutBoth}},
 		{"at most 20 events are kept", currentEtcd, Options{MaxEvents: 20}},
 		{"events are kept for 30 seconds", currentEtcd, Options{MaxAge: 30 * time.Second}},
 	} {
@@ -53,7 +53,7 @@ func TestEqualsTheStateAfterRandomCommands(t *testing.T) {
 			r.awaitEqual(e)
 			r.awaitState(Healthy)
 			if n := r.Stats().Comparisons; n != 0 {
-				t.Errorf("the last leader did %d full comparisons, but should have resumed", n)
+				t.Errorf("the last leader made %d full comparisons, want none, because it could resume after the cursor", n)
 			}
 		})
 	}
@@ -77,7 +77,7 @@ func TestNodeRecordFollowsAllocation(t *testing.T) {
 		r.awaitEqual(e)
 	}
 	if n := r.Stats().Comparisons; n != 1 {
-		t.Errorf("%d full comparisons were made, want 1: a further one would hide a missing write", n)
+		t.Errorf("the mirror made %d full comparisons, want 1: a further one would hide a missing write", n)
 	}
 }
 
@@ -107,7 +107,7 @@ func TestChangedDriftIsWritten(t *testing.T) {
 			c.do(setDriftAs("a", "ghost", fsm.DriftOrphan, "Failed", true), setDriftAs("a", "ghost", fsm.DriftOrphan, "", false))
 			r.awaitEqual(e)
 			if n := r.Stats().Comparisons; n != 1 {
-				t.Errorf("%d full comparisons were made, want 1: a further one would hide a missing write", n)
+				t.Errorf("the mirror made %d full comparisons, want 1: a further one would hide a missing write", n)
 			}
 		})
 	}
@@ -150,7 +150,7 @@ func TestAuditRepairsForeignChanges(t *testing.T) {
 	c.do(put("web-2"))
 	r.awaitEqual(e)
 	if e.value("/skydns/local/persys/x") == "" {
-		t.Error("a key outside of the documented prefixes was removed")
+		t.Error("the full comparison has removed a key outside of the mirror's documented prefixes")
 	}
 }
 
@@ -190,7 +190,7 @@ func TestComparesIfTheFeedStartsLater(t *testing.T) {
 	restored.term++
 	r = restored.start(e.client, quick)
 	r.awaitEqual(e)
-	testbed.Until(t, "one full comparison to have ended", func() bool { return r.Stats().Comparisons == 1 })
+	testbed.Until(t, "the mirror has made one full comparison", func() bool { return r.Stats().Comparisons == 1 })
 }
 
 // After a snapshot replaced the state in the store, the change feed has gaps, so the mirror must
@@ -208,7 +208,7 @@ func TestComparesAfterARestoredSnapshot(t *testing.T) {
 	c.st.Restore(other.st.State())
 	c.mu.Unlock()
 	r.awaitEqual(e)
-	testbed.Until(t, "the second comparison to have ended", func() bool { return r.Stats().Comparisons == 2 })
+	testbed.Until(t, "the mirror has made a second full comparison", func() bool { return r.Stats().Comparisons == 2 })
 }
 
 // If the setting for the layout (which records are written for a workload) changes, the mirror removes the
@@ -224,7 +224,7 @@ func TestLayoutChange(t *testing.T) {
 		r.awaitEqual(e)
 		r.stop()
 		if got := e.value("/workloads-spec/web") != ""; got != (layout == LayoutBoth) {
-			t.Errorf("with layout %s a split record exists: %v; want it only with both layouts", layout, got)
+			t.Errorf("with layout %s, whether a split record exists is %v; want one only with layout both", layout, got)
 		}
 	}
 }
@@ -328,11 +328,11 @@ func TestLargeFieldIsOmitted(t *testing.T) {
 	}}
 	for _, kv := range p.records(w) {
 		if len(kv.Value) > maxValue {
-			t.Errorf("the record %s has %d bytes, which is more than fits into a value", kv.Key, len(kv.Value))
+			t.Errorf("the record %s has %d bytes, want at most maxValue", kv.Key, len(kv.Value))
 		}
 	}
 	if got := p.whole(w); got.ComposeYAML != "" || got.Image != "image" || len(got.Extension.Spec) != 512<<10 {
-		t.Errorf("the record has %d bytes of the Compose file, want none, image %q, and %d bytes of the specification, want all", len(got.ComposeYAML), got.Image, len(got.Extension.Spec))
+		t.Errorf("the large record has %d bytes of the Compose file, want none; image %q; and %d bytes of the sealed specification, want all", len(got.ComposeYAML), got.Image, len(got.Extension.Spec))
 	}
 }
 
@@ -384,12 +384,12 @@ func TestRevisionsAreCompacted(t *testing.T) {
 				t.Fatal(err)
 			}
 			first := r.Header.Revision
-			testbed.Within(t, testbed.Patience, "an old revision is compacted", func() error {
+			testbed.Within(t, testbed.Patience, "etcd has compacted an old revision", func() error {
 				c.do(put(fmt.Sprintf("w%d", c.index)))
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				if _, err := e.client.Get(ctx, "/other", clientv3.WithRev(first-1)); err == nil {
-					return errors.New("the old revision can still be read")
+					return errors.New("the old revision of the key can still be read from etcd")
 				}
 				return nil
 			})
@@ -440,15 +440,15 @@ func TestOptionsAreChecked(t *testing.T) {
 		o    Options
 		want string
 	}{
-		{"a prefix with a blank", Options{Prefix: "a b"}, "ETCD_PREFIX"},
-		{"a prefix with an empty segment", Options{Prefix: "a//b"}, "ETCD_PREFIX"},
+		{"an etcd prefix with a blank", Options{Prefix: "a b"}, "ETCD_PREFIX"},
+		{"an etcd prefix with an empty segment", Options{Prefix: "a//b"}, "ETCD_PREFIX"},
 		{"an unknown layout", Options{Layout: "split"}, "MIRROR_LAYOUT"},
 		{"more events than the state keeps", Options{MaxEvents: fsm.MaxEvents + 1}, "MaxEvents"},
 		{"dependencies without a log", Options{}, "Log"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if _, err := New(tt.o, d); err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("New returned %v, want it to name %s", err, tt.want)
+				t.Errorf("New returned %v, want an error that names %s", err, tt.want)
 			}
 		})
 	}

@@ -23,6 +23,6 @@ func TestPlacementSurvivesTheMirror(t *testing.T) {
 	}
 	d := fsm.Intended(&commandv1.WorkloadPut{Demand: &commandv1.Demand{Placement: want}}).Demand
 	if got := placementOf(placementRecord(d.Placement)); !proto.Equal(got, want) {
-		t.Errorf("the rules are %v, expected %v", got, want)
+		t.Errorf("after reading the mirror record back the workload has the placement rules %v, want %v", got, want)
 	}
 }

@@ -46,7 +46,7 @@ func TestReadLegacyEtcd(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got.Cluster != "" || got.Complete || got.Index != 0 {
-				t.Errorf("records of a legacy v1 peer count as records of this mirror: %q %v", got.Cluster, got.Complete)
+				t.Errorf("Read of records of legacy v1 peers returned cluster %q and complete %v, want no cluster and false", got.Cluster, got.Complete)
 			}
 			if len(got.Nodes) != 1 || got.Nodes[0].Status != "Ready" || got.Nodes[0].LastHeartbeat.Nanosecond() != 123456789 {
 				t.Errorf("Read returned the nodes %+v, want one that is Ready, with its last heartbeat", got.Nodes)
@@ -60,10 +60,10 @@ func TestReadLegacyEtcd(t *testing.T) {
 			}
 			split, whole := got.Workloads[0], got.Workloads[2]
 			if split.Image != "nginx:1" || split.Status != "Running" || len(split.ManagedVolumes) != 1 {
-				t.Errorf("a field of the split record must replace the same field of the workload record: %+v", split)
+				t.Errorf("in the workload that Read returned, fields of the split record must replace those of the whole record, but it is %+v", split)
 			}
 			if split.AssignedNode != "n1" || split.Retry.Attempts != 2 {
-				t.Errorf("assignment and retry are not merged: %+v", split)
+				t.Errorf("the workload that Read returned lacks its assignment or retry: %+v", split)
 			}
 			if want := time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC); !split.CreatedAt.Equal(want) || !whole.CreatedAt.Equal(want) {
 				t.Errorf("Read returned %v and %v as the times of creation, want 2025-01-01 for both", split.CreatedAt, whole.CreatedAt)
@@ -105,7 +105,7 @@ func TestReadOwnMirror(t *testing.T) {
 			}
 			v := c.st.View()
 			if got.Cluster != "c1" || !got.Complete || got.Index != v.Info().Index || len(got.Problems) > 0 {
-				t.Errorf("Read returned cluster %q, want c1, complete %v, want true, index %d, want %d; problems %v", got.Cluster, got.Complete, got.Index, v.Info().Index, got.Problems)
+				t.Errorf("Read returned cluster %q, want c1; complete %v, want true; index %d, want %d; and the problems %v, want none", got.Cluster, got.Complete, got.Index, v.Info().Index, got.Problems)
 			}
 			back, problems, err := got.State(here, nil)
 			if err != nil || len(problems) > 0 {
@@ -118,7 +118,7 @@ func TestReadOwnMirror(t *testing.T) {
 			w, _ := v.Workload("web")
 			if i := slices.IndexFunc(got.Workloads, func(w Workload) bool { return w.ID == "web" }); i < 0 ||
 				string(got.Workloads[i].Extension.Spec) != string(w.Spec) || got.Workloads[i].Extension.Content != w.Content {
-				t.Errorf("the specification differs from the stored one")
+				t.Errorf("after the import the workload has another specification than was stored")
 			}
 		})
 	}
@@ -146,11 +146,11 @@ func TestDriftRecordComesFromTheNewestEvent(t *testing.T) {
 		for _, kv := range p.drifts(v) {
 			keys = append(keys, kv.Key)
 			if strings.Contains(kv.Key, "web") && !strings.Contains(string(kv.Value), "second") {
-				t.Errorf("the drift record is not the newest: %s", kv.Value)
+				t.Errorf("the drift record must come from the newest event with its key, but is %s", kv.Value)
 			}
 		}
 		if got := strings.Join(keys, " "); got != tt.want {
-			t.Errorf("with %d kept events the drift records are %s, want %s", tt.keep, got, tt.want)
+			t.Errorf("if %d events are kept, the drift records are %s, want %s", tt.keep, got, tt.want)
 		}
 	}
 }

@@ -146,7 +146,7 @@ func TestRecordsEqualTheirGoldenFiles(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(b.Bytes(), want) {
-				t.Errorf("the records differ from %s:\n%s", path, b.String())
+				t.Errorf("the records differ from the golden file %s; they are\n%s", path, b.String())
 			}
 		})
 	}
@@ -191,7 +191,7 @@ func TestOnlyDocumentedKeys(t *testing.T) {
 				}
 			}
 			if got := strings.Join(keys, " "); got != tt.want {
-				t.Errorf("an empty record has the keys %s,\nwant %s", got, tt.want)
+				t.Errorf("the JSON of an empty record has the keys %s,\nwant %s", got, tt.want)
 			}
 		})
 	}
@@ -217,14 +217,14 @@ func TestTimesOfRecords(t *testing.T) {
 		t.Run(tt.text, func(t *testing.T) {
 			var got Time
 			if err := json.Unmarshal([]byte(tt.text), &got); err != nil || !got.Equal(tt.want) {
-				t.Errorf("the time was read as %v, error %v; want %v", got, err, tt.want)
+				t.Errorf("the text of a time was read as %v with error %v; want %v", got, err, tt.want)
 			}
 		})
 	}
 	for _, bad := range []string{`"yesterday"`, `5`, `"2026-13-01T00:00:00Z"`} {
 		var got Time
 		if err := json.Unmarshal([]byte(bad), &got); err == nil {
-			t.Errorf("the invalid time %s was read as %v", bad, got)
+			t.Errorf("the invalid text of a time %s must be refused, but was read as %v", bad, got)
 		}
 	}
 }
@@ -265,20 +265,20 @@ func TestRetentionFloor(t *testing.T) {
 		age  time.Duration
 		want uint64
 	}{
-		{"no event exceeds a limit", 100, time.Hour, 1},
-		{"limit equal to the number of events", last, time.Hour, 1},
-		{"limit below the number of events", last - 1, time.Hour, 2},
-		{"limit of one event", 1, time.Hour, last},
-		{"maximum age of five seconds", 100, 5 * time.Second, last - 4},
-		{"the stricter of number and age", 3, 5 * time.Second, last - 2},
-		{"maximum age of zero", 100, 0, last},
+		{"all events are kept if none exceeds a limit", 100, time.Hour, 1},
+		{"all events are kept if the limit equals their number", last, time.Hour, 1},
+		{"the oldest event is dropped if the limit is one below their number", last - 1, time.Hour, 2},
+		{"only the newest event is kept with a limit of one event", 1, time.Hour, last},
+		{"only events of the last five seconds are kept with this maximum age", 100, 5 * time.Second, last - 4},
+		{"the stricter of the limits of number and age applies", 3, 5 * time.Second, last - 2},
+		{"only the newest event is kept with a maximum age of zero", 100, 0, last},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := projection(LayoutWhole)
 			p.maxEvents, p.maxAge = tt.max, tt.age
 			seq, key := p.floor(c.st.View())
 			if seq != tt.want || !strings.HasSuffix(key, fmt.Sprintf("-%020d", tt.want)) {
-				t.Errorf("the oldest kept event is %d (%s), want %d", seq, key, tt.want)
+				t.Errorf("the oldest event that must be kept has the number %d (key %s), want %d", seq, key, tt.want)
 			}
 		})
 	}
@@ -290,7 +290,7 @@ func TestLastActionsAreInTheRecord(t *testing.T) {
 	w.Actions = []fsm.AgentAction{{TaskID: "t1", Workload: "web", Type: "apply_workload", Status: "failed", Error: "boom", CreatedAt: 1_700_000_000}}
 	want := `"last_actions":[{"taskId":"t1","actionType":"apply_workload","status":"failed","error":"boom","createdAt":"2023-11-14T22:13:20Z"}]`
 	if got := string(encode(metadata(w, nil))); !strings.Contains(got, want) {
-		t.Errorf("the record is %s, want %s in it", got, want)
+		t.Errorf("the workload record is %s, want the tasks %s in it", got, want)
 	}
 }
 
@@ -311,7 +311,7 @@ func TestRecordShowsTheResultOfTheOrder(t *testing.T) {
 		m := metadata(&c.w, nil)
 		for _, key := range []string{"admitted_on_node", "dispatch_failed"} {
 			if got := m[key]; got != c.want[key] {
-				t.Errorf("%s: %s is %v, want %v", c.fact, key, got, c.want[key])
+				t.Errorf("if %s, the metadata key %s of the workload record is %v, want %v", c.fact, key, got, c.want[key])
 			}
 		}
 	}

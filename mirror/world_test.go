@@ -221,7 +221,7 @@ func (r *run) awaitEqual(e *etcd) {
 			return err
 		}
 		if got[ownerKey] != ownerOf(r.c.id).raw {
-			return fmt.Errorf("owner is %q", got[ownerKey])
+			return fmt.Errorf("the owner key in etcd has the value %q", got[ownerKey])
 		}
 		delete(got, cursorKey)
 		delete(got, ownerKey)
@@ -234,7 +234,7 @@ func (r *run) awaitEqual(e *etcd) {
 			return errors.New(d)
 		}
 		if !cur.Complete || cur.Upto != 0 {
-			return fmt.Errorf("the cursor is %s", cur.raw)
+			return fmt.Errorf("the cursor in etcd is %s, want a complete cursor at the state's index", cur.raw)
 		}
 		return nil
 	})

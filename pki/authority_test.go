@@ -54,7 +54,7 @@ func TestSignIssuesCertificates(t *testing.T) {
 	}
 	id, err := FromCertificate(got.Cert, Mapping{Cluster: "c1"})
 	if err != nil || id.Role != RoleAgent || id.ID != "node-a" || id.Mapped {
-		t.Errorf("the certificate has identity %+v, error %v, want agent node-a", id, err)
+		t.Errorf("the issued certificate has the identity %+v (error %v), want agent node-a", id, err)
 	}
 	for _, host := range []string{"node-a", "node-a.example.com", "10.0.0.7", "compute-agent", "localhost", "127.0.0.1"} {
 		if err := got.Cert.VerifyHostname(host); err != nil {
@@ -76,16 +76,16 @@ func TestSignIssuesCertificates(t *testing.T) {
 		t.Errorf("IssuedAt is %s before the time of issue, want at most 1 s", d)
 	}
 	if d := RenewAt(got.Cert).Sub(now); d < 15*time.Hour || d > 16*time.Hour+time.Second {
-		t.Errorf("RenewAt is after %s, want two thirds of 24 h", d)
+		t.Errorf("RenewAt is %s after the time of issue, want two thirds of 24 h", d)
 	}
 
-	t.Run("a user gets no server certificate", func(t *testing.T) {
+	t.Run("a user gets a certificate that is not valid for servers", func(t *testing.T) {
 		got, err := a.Sign(csr, Identity{Role: RoleUser, ID: "ada"}, Hosts{Requested: true}, now, time.Hour)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if len(got.Cert.DNSNames)+len(got.Cert.IPAddresses) > 0 || len(got.Cert.ExtKeyUsage) != 1 {
-			t.Errorf("the certificate has hosts %v %v, usages %v, want no hosts and one usage", got.Cert.DNSNames, got.Cert.IPAddresses, got.Cert.ExtKeyUsage)
+			t.Errorf("the certificate of a user has the DNS names %v, the addresses %v and the key usages %v, want no hosts and one usage", got.Cert.DNSNames, got.Cert.IPAddresses, got.Cert.ExtKeyUsage)
 		}
 	})
 	own := []string{"compute-agent", "localhost", "127.0.0.1", "::1"}
@@ -94,11 +94,11 @@ func TestSignIssuesCertificates(t *testing.T) {
 		hosts Hosts
 		want  []string // expected hosts, without those that every certificate gets
 	}{
-		{"requested hosts are not added by default", Hosts{}, nil},
+		{"the hosts of the request are not added by default", Hosts{}, nil},
 		{"the requester's address", Hosts{From: "10.0.0.7"}, []string{"10.0.0.7"}},
-		{"an address that the request does not contain", Hosts{From: "10.0.0.8"}, nil},
-		{"hosts of a join token", Hosts{Given: []string{"gw.example.com", "192.0.2.1"}, From: "fe80::1%eth0"}, []string{"gw.example.com", "192.0.2.1"}},
-		{"all requested hosts, if the requester is trusted", Hosts{Requested: true, Given: []string{"b"}}, []string{"node-a", "node-a.example.com", "10.0.0.7", "b"}},
+		{"the requester's address is not added if the request does not contain it", Hosts{From: "10.0.0.8"}, nil},
+		{"the hosts of a join token are added", Hosts{Given: []string{"gw.example.com", "192.0.2.1"}, From: "fe80::1%eth0"}, []string{"gw.example.com", "192.0.2.1"}},
+		{"all hosts of the request are added if the requester is trusted", Hosts{Requested: true, Given: []string{"b"}}, []string{"node-a", "node-a.example.com", "10.0.0.7", "b"}},
 	} {
 		t.Run("hosts: "+tc.name, func(t *testing.T) {
 			got, err := a.Sign(csr, agent, tc.hosts, now, time.Hour)
@@ -113,7 +113,7 @@ func TestSignIssuesCertificates(t *testing.T) {
 			slices.Sort(names)
 			slices.Sort(want)
 			if !slices.Equal(names, want) {
-				t.Errorf("the certificate names %q, want %q", names, want)
+				t.Errorf("the certificate contains the hosts %q, want %q", names, want)
 			}
 		})
 	}
@@ -149,17 +149,17 @@ func TestSignIssuesCertificates(t *testing.T) {
 	}{
 		{"an empty request", nil, agent, now, "certificate request"},
 		{"a request with a wrong signature", forged, agent, now, "certificate request"},
-		{"a weak key", weakCSR, agent, now, "P-256"},
-		{"too many hosts", manyCSR, agent, now, "limit 64"},
-		{"the service name of another role", serviceCSR, agent, now, "service name of a scheduler"},
-		{"a wildcard as DNS name", starCSR, agent, now, "not a DNS name"},
+		{"a request with a weak key", weakCSR, agent, now, "P-256"},
+		{"a request with too many hosts", manyCSR, agent, now, "limit 64"},
+		{"a request with the service name of another role", serviceCSR, agent, now, "service name of a scheduler"},
+		{"a request with a wildcard as DNS name", starCSR, agent, now, "not a DNS name"},
 		{"an unknown role", csr, Identity{Role: "root", ID: "x"}, now, "role"},
 		{"an invalid id", csr, Identity{Role: RoleAgent, ID: "a/b"}, now, "id"},
 		{"an expired authority", csr, agent, now.Add(AuthorityLife + time.Hour), "ca rotate"},
 	} {
 		t.Run(tc.name+" is refused", func(t *testing.T) {
 			if _, err := a.Sign(tc.csr, tc.id, Hosts{Requested: true}, tc.now, time.Hour); err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("Sign returned %v, want %q", err, tc.want)
+				t.Errorf("Sign returned error %v, want an error that contains %q", err, tc.want)
 			}
 		})
 	}
@@ -181,7 +181,7 @@ func TestAuthorityIsForOneCluster(t *testing.T) {
 		}
 		_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("verification of a certificate for cluster %s returned %v, want %q", cluster, err, want)
+			t.Errorf("the verification of a certificate for cluster %s returned %v, want an error that contains %q, or none if it is empty", cluster, err, want)
 		}
 	}
 	_, csr := request(t)
@@ -207,7 +207,7 @@ func TestAuthorityIsForOneCluster(t *testing.T) {
 		roots.AddCert(root.Cert)
 		between.AddCert(a.Cert)
 		if _, err := got.Cert.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between}); err != nil {
-			t.Errorf("the certificate for cluster %q must be valid, but: %v", good, err)
+			t.Errorf("the certificate for cluster %q must be valid, but the verification returned %v", good, err)
 		}
 	}
 }
@@ -234,15 +234,15 @@ func TestAuthorityIsParsed(t *testing.T) {
 		cert, root, key []byte
 		want            string
 	}{
-		{"the certificate of another root", a.Cert.Raw, other.Cert.Raw, key, "root has not signed"},
-		{"the key of another authority", a.Cert.Raw, root.Cert.Raw, foreignKey, "key does not belong"},
-		{"a leaf instead of an authority", leaf, root.Cert.Raw, key, "not the certificate of an authority"},
-		{"an authority as root", a.Cert.Raw, a.Cert.Raw, key, "not signed by itself"},
+		{"an authority with the certificate of another root", a.Cert.Raw, other.Cert.Raw, key, "root has not signed"},
+		{"an authority with the key of another authority", a.Cert.Raw, root.Cert.Raw, foreignKey, "key does not belong"},
+		{"a program's certificate in place of an authority", leaf, root.Cert.Raw, key, "not the certificate of an authority"},
+		{"an authority's certificate in place of the root", a.Cert.Raw, a.Cert.Raw, key, "not signed by itself"},
 		{"an authority without a key", a.Cert.Raw, root.Cert.Raw, nil, "PKCS #8"},
 		{"an authority without a certificate", nil, root.Cert.Raw, key, "cert"},
 	} {
 		if _, err := ParseAuthority(tc.cert, tc.root, tc.key); err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("case %s: ParseAuthority returned %v, want %q", tc.name, err, tc.want)
+			t.Errorf("case %s: ParseAuthority returned error %v, want an error that contains %q", tc.name, err, tc.want)
 		}
 	}
 }
@@ -262,7 +262,7 @@ func TestCAFolder(t *testing.T) {
 	}
 	for name, mode := range map[string]os.FileMode{"": 0o700, caRootKey: 0o600, caIssuingKey: 0o600, caRoot: 0o644} {
 		if st, err := os.Stat(filepath.Join(f.Dir, name)); err != nil || st.Mode().Perm() != mode {
-			t.Errorf("file %q has mode %v, error %v, want mode %o", name, st.Mode(), err, mode)
+			t.Errorf("file %q of the CA folder has mode %v (error %v), want mode %o", name, st.Mode(), err, mode)
 		}
 	}
 	r, err := f.Root()
@@ -345,7 +345,7 @@ func TestInterruptedChangeOfRootsKeepsTheKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	if kept, err := os.ReadFile(filepath.Join(f.Dir, "root-key-"+a.ID()[:16]+".pem")); err != nil || !bytes.Equal(kept, former) {
-		t.Errorf("Replace returned error %v and kept the old key: %v; want the key of the former root beside the new one", err, bytes.Equal(kept, former))
+		t.Errorf("Replace returned error %v, and whether it kept the key of the former root is %v; want that key beside the new one", err, bytes.Equal(kept, former))
 	}
 	if got, err := f.Root(); err != nil || !got.Cert.Equal(other.Cert) {
 		t.Errorf("Root after the repeated Replace returned error %v, want the new root", err)
@@ -387,9 +387,9 @@ func TestDamagedCAFolder(t *testing.T) {
 	}
 	another := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: foreignKey})
 	for what, damage := range map[string]func(dir string) error{
-		"a missing certificate": func(dir string) error { return os.Remove(filepath.Join(dir, caIssuing)) },
-		"a missing key":         func(dir string) error { return os.Remove(filepath.Join(dir, caIssuingKey)) },
-		"a write cut short between key and certificate": func(dir string) error { return os.WriteFile(filepath.Join(dir, caIssuingKey), another, 0o600) },
+		"the certificate of the authority is missing":                       func(dir string) error { return os.Remove(filepath.Join(dir, caIssuing)) },
+		"the key of the authority is missing":                               func(dir string) error { return os.Remove(filepath.Join(dir, caIssuingKey)) },
+		"the key of another authority was written, but not its certificate": func(dir string) error { return os.WriteFile(filepath.Join(dir, caIssuingKey), another, 0o600) },
 	} {
 		f := CAFolder{filepath.Join(t.TempDir(), "ca")}
 		root, a := authority(t, "c1", now)
@@ -428,7 +428,7 @@ func TestDamagedCAFolder(t *testing.T) {
 			delete(there, string(data))
 		}
 		if len(there) != 0 {
-			t.Errorf("%s: the files of the former authority must be kept, but %d are lost", what, len(there))
+			t.Errorf("%s: the files of the former authority must be kept, but %d of them are lost", what, len(there))
 		}
 	}
 }
@@ -459,12 +459,12 @@ func TestUnfinishedCA(t *testing.T) {
 			err := f.Create(other, b)
 			if !unfinished && n > 0 {
 				if !errors.Is(err, fs.ErrExist) {
-					t.Errorf("with other keys %q in the folder Create returned %v, want that the keys are not touched", order[:n], err)
+					t.Errorf("with the keys %q of another CA in the folder Create returned %v, want an error and unchanged keys", order[:n], err)
 				}
 				continue
 			}
 			if got, aerr := f.Authority(); err != nil || aerr != nil || got.ID() != b.ID() || f.has(caUnfinished) {
-				t.Errorf("after a creation that wrote only %q, Create returned %v and Authority %v; want the new CA", order[:n], err, aerr)
+				t.Errorf("after an interrupted creation that wrote only %q, Create returned error %v and Authority error %v; want the new CA", order[:n], err, aerr)
 			}
 		}
 	}
@@ -483,10 +483,10 @@ func TestJoinTokenRoundTrip(t *testing.T) {
 	root, _ := authority(t, "c1", time.Now())
 	tok := token(t, root, RoleAgent)
 	if again := token(t, root, RoleAgent); again.ID != tok.ID || string(again.Secret) != string(tok.Secret) {
-		t.Error("the same request must give the same token, but gave two")
+		t.Error("TokenSecret must return the same token for the same request id, but returned two")
 	}
 	if id, secret, err := fixed(t, 1).TokenSecret("another request"); err != nil || id == tok.ID || string(secret) == string(tok.Secret) {
-		t.Error("two requests must give two tokens, but gave the same one")
+		t.Error("TokenSecret must return two tokens for two request ids, but returned the same one")
 	}
 	text, err := tok.Export()
 	if err != nil || !IsJoinToken(text) || IsJoinToken("10.0.0.1:8088") {
@@ -498,7 +498,7 @@ func TestJoinTokenRoundTrip(t *testing.T) {
 	}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
 		if s := fmt.Sprintf(verb, tok); strings.Contains(s, string(tok.Secret)) || strings.Contains(s, fmt.Sprintf("%x", tok.Secret)) || strings.Contains(s, "ecret") {
-			t.Errorf("formatting with %s must not show the secret, but does: %s", verb, s)
+			t.Errorf("a join token formatted with %s must not show its secret, but is %s", verb, s)
 		}
 	}
 	bad := func(edit func(*JoinToken)) string {
@@ -533,7 +533,7 @@ func FuzzParseJoinToken(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		tok, err := ParseJoinToken(s)
 		if err == nil && (tok.ID == "" || !tok.Role.Valid() || len(tok.Secret) != secretBytes || len(tok.Root) != 64) {
-			t.Fatalf("%q must be refused or give a complete token, but gave %v", s, tok)
+			t.Fatalf("ParseJoinToken of %q must return an error or a complete token, but returned %v", s, tok)
 		}
 	})
 }
@@ -592,7 +592,7 @@ func TestTokenPinsTheCluster(t *testing.T) {
 			client.Close()
 			<-done
 			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("the handshake returned %v, want %q", err, tc.want)
+				t.Errorf("the handshake with the join token returned %v, want an error that contains %q, or none if it is empty", err, tc.want)
 			}
 		})
 	}
@@ -603,7 +603,7 @@ func TestIdentityStoreRoundTrip(t *testing.T) {
 	root, a := authority(t, "c1", now)
 	k := IdentityStore{filepath.Join(t.TempDir(), "tls")}
 	if k.Exists() {
-		t.Error("Exists must be false for an empty folder, but is true")
+		t.Error("Exists of an IdentityStore in an empty folder must be false, but is true")
 	}
 	if m, err := k.Membership(); err != nil || m.Cluster != "" {
 		t.Errorf("the membership of an empty folder is %+v, error %v, want an empty one", m, err)
@@ -629,7 +629,7 @@ func TestIdentityStoreRoundTrip(t *testing.T) {
 	save(Identity{Role: RoleAgent, ID: "n2"})
 	clock = clock.Add(2 * checkEvery)
 	if id := files.Identity(); id.ID != "n2" {
-		t.Errorf("after a renewal the identity has id %s, want n2", id)
+		t.Errorf("after a renewal the stored identity has the id %s, want n2", id)
 	}
 	if st, err := os.Stat(p.Key); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("the key file has mode %v, error %v, want 0600", st.Mode(), err)
@@ -666,7 +666,7 @@ func TestInterruptedJoinKeepsItsKey(t *testing.T) {
 		if first == nil {
 			first = keyPEM
 		} else if !bytes.Equal(keyPEM, first) {
-			t.Error("a repeated request must use the same key, but uses another")
+			t.Error("Request repeated after an interrupted join must use the same private key, but uses another")
 		}
 		got, err := a.Sign(csr, Identity{Role: RoleScheduler, ID: "s1"}, Hosts{Requested: true}, now, time.Hour)
 		if err != nil {
@@ -723,18 +723,18 @@ func TestIdentifyRefusesExpiredCertificates(t *testing.T) {
 		t.Helper()
 		_, err := files.Identify(state)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("case %s: Identify returned %v, want %q", name, err, want)
+			t.Errorf("if the peer's certificate is %s, Identify returned %v, want an error that contains %q, or none if it is empty", name, err, want)
 		}
 	}
-	check("a good certificate", "")
+	check("valid and not revoked", "")
 	files.Revoke(&Revoked{Certificates: map[string]bool{Fingerprint(leaf.Raw): true}})
 	check("revoked by fingerprint", "is revoked")
 	files.Revoke(&Revoked{Identities: map[string]time.Time{"agent/n1": now.Add(time.Second)}})
-	check("revoked after its issue", "persysctl token create --role agent --name n1")
+	check("issued before the revocation of its identity", "persysctl token create --role agent --name n1")
 	files.Revoke(&Revoked{Identities: map[string]time.Time{"agent/n1": now.Add(-time.Minute)}})
-	check("issued after the revocation", "")
+	check("issued after the revocation of its identity", "")
 	files.Revoke(&Revoked{Identities: map[string]time.Time{"agent/n2": now.Add(time.Minute)}})
-	check("the identity of another agent is revoked", "")
+	check("not revoked, but that of another agent is", "")
 	files.Revoke(nil)
 	clock = now.Add(11 * time.Minute)
 	check("expired on an open connection", "expired at")

@@ -41,7 +41,7 @@ func TestCutRevoked(t *testing.T) {
 	ours, theirs := connect()
 	f.Revoke(&Revoked{Identities: map[string]time.Time{"agent/node-b": time.Now().Add(time.Hour)}})
 	if err := echo(ours, theirs); err != nil {
-		t.Fatalf("the revocation of another peer must not close the connection, but did: %v", err)
+		t.Fatalf("the revocation of another peer must not close the connection, but the read returned %v", err)
 	}
 	waits := make(chan error, 1)
 	go func() { _, err := ours.Read(make([]byte, 1)); waits <- err }()
@@ -65,15 +65,15 @@ func TestCutRevoked(t *testing.T) {
 	state := ours.(*cuttable).state
 	f.Revoke(revoked)
 	if late := f.CutRevoked(ours.(*cuttable).Conn, ours.(*cuttable).raw, state); echo(late, theirs) == nil {
-		t.Error("a peer that was revoked before CutRevoked must be cut off, but is still connected")
+		t.Error("CutRevoked must close the connection of a peer that was revoked before the call, but the connection is open")
 	}
 	f.Revoke(nil)
 	ours, _ = connect()
 	if len(f.open) != 1 {
-		t.Errorf("%d connections are tracked, want the open one", len(f.open))
+		t.Errorf("Files holds %d connections, want only the open one", len(f.open))
 	}
 	ours.Close()
 	if len(f.open) != 0 {
-		t.Errorf("%d connections are tracked, want none", len(f.open))
+		t.Errorf("Files holds %d connections after all were closed, want none", len(f.open))
 	}
 }

@@ -16,7 +16,7 @@ func TestDevCertsAreComplete(t *testing.T) {
 	for _, name := range []string{"scheduler/scheduler-1", "scheduler/scheduler-3", "agent/node-a", "gateway/gateway", "user/admin"} {
 		p, ok := s.Leaf[name]
 		if !ok {
-			t.Errorf("the set lacks the leaf %s: %v", name, s.Leaf)
+			t.Errorf("DevCerts returned no files for identity %s: %v", name, s.Leaf)
 			continue
 		}
 		f := load(t, FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key})
@@ -50,7 +50,7 @@ func TestDevCertsAreComplete(t *testing.T) {
 			want = 0o600
 		}
 		if st.Mode().Perm() != want {
-			t.Errorf("%s has mode %04o, want %04o", path, st.Mode().Perm(), want)
+			t.Errorf("file %s has mode %04o, want %04o", path, st.Mode().Perm(), want)
 		}
 		return nil
 	})
@@ -89,7 +89,7 @@ func TestDevCertsRenewOnlyStaleLeaves(t *testing.T) {
 			t.Errorf("case %s: DevCerts issued %v, want %v", tc.name, s.Issued, tc.want)
 		}
 		if now, _ := os.ReadFile(s.CA); string(now) != string(ca) {
-			t.Errorf("%s: the CA changed", tc.name)
+			t.Errorf("case %s: DevCerts must keep the CA, but has replaced it", tc.name)
 		}
 	}
 	c.advance(11 * 365 * 24 * time.Hour)
@@ -107,14 +107,14 @@ func TestDevCertsRefusesWrongOptions(t *testing.T) {
 		opt  DevOptions
 		want string
 	}{
-		{"an invalid id", DevOptions{Agents: []string{"../x"}}, `"../x"`},
-		{"an invalid host", DevOptions{Agents: []string{"a"}, Hosts: []string{"a b"}}, `"a b"`},
-		{"an invalid cluster", DevOptions{Cluster: "a/b"}, `"a/b"`},
+		{"an invalid agent id", DevOptions{Agents: []string{"../x"}}, `"../x"`},
+		{"an invalid host name", DevOptions{Agents: []string{"a"}, Hosts: []string{"a b"}}, `"a b"`},
+		{"an invalid cluster name", DevOptions{Cluster: "a/b"}, `"a/b"`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := DevCerts(t.TempDir(), tc.opt)
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("DevCerts returned %v, want %s", err, tc.want)
+				t.Errorf("DevCerts returned %v, want an error that names %s", err, tc.want)
 			}
 		})
 	}
@@ -129,7 +129,7 @@ func TestDevCertsRefusesWrongOptions(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := DevCerts(dir, DevOptions{}); err == nil || !strings.Contains(err.Error(), "remove both") {
-			t.Errorf("DevCerts returned %v, want the advice to remove both files", err)
+			t.Errorf("DevCerts in a folder with the key of another CA returned %v, want the advice to remove both files", err)
 		}
 	})
 }

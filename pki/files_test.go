@@ -123,14 +123,14 @@ func TestMutualTLS(t *testing.T) {
 			state, serr, cerr := handshake(t, server.ServerConfig(ServerOptions{Roles: tc.roles}), client.ClientConfig(tc.peer))
 			match := func(side string, err error, want string) {
 				if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-					t.Errorf("the error of the %s is %v, want %q", side, err, want)
+					t.Errorf("the handshake of the %s returned error %v, want an error that contains %q, or none if it is empty", side, err, want)
 				}
 			}
 			match("server", serr, tc.server)
 			match("client", cerr, tc.err)
 			if serr == nil {
 				if id, err := server.Identify(state); err != nil || id != client.Identity() {
-					t.Errorf("server sees %v, %v; want %v", id, err, client.Identity())
+					t.Errorf("the server identifies the client as %v (error %v), want %v", id, err, client.Identity())
 				}
 			}
 		})
@@ -166,14 +166,14 @@ func TestLoadFilesRefusesWrongFiles(t *testing.T) {
 		p    Paths
 		want []string
 	}{
-		{"no certificate set", Paths{CA: good.CA, Key: good.Key}, []string{"PERSYS_TLS_CERT is not set", "PERSYS_TLS_KEY", "-insecure"}},
-		{"a missing file", Paths{good.CA, dir + "/none", good.Key}, []string{dir + "/none", "set PERSYS_TLS_CA, PERSYS_TLS_CERT and PERSYS_TLS_KEY", "-insecure"}},
-		{"a CA without a certificate", Paths{junk, good.Cert, good.Key}, []string{"PERSYS_TLS_CA=" + junk, "no PEM certificate"}},
-		{"a CA that is a key", Paths{good.Key, good.Cert, good.Key}, []string{"no PEM certificate"}},
-		{"a certificate file without a certificate", Paths{good.CA, junk, good.Key}, []string{"PERSYS_TLS_CERT=" + junk}},
-		{"the key of another certificate", Paths{good.CA, good.Cert, other.Key}, []string{other.Key, "does not match"}},
-		{"a file over the size limit", Paths{big, good.Cert, good.Key}, []string{"PERSYS_TLS_CA=" + big, "limit 1048576"}},
-		{"a folder instead of a file", Paths{dir, good.Cert, good.Key}, []string{"PERSYS_TLS_CA=" + dir}},
+		{"the path of the certificate is not set", Paths{CA: good.CA, Key: good.Key}, []string{"PERSYS_TLS_CERT is not set", "PERSYS_TLS_KEY", "-insecure"}},
+		{"the CA file is missing", Paths{good.CA, dir + "/none", good.Key}, []string{dir + "/none", "set PERSYS_TLS_CA, PERSYS_TLS_CERT and PERSYS_TLS_KEY", "-insecure"}},
+		{"the CA file has no certificate", Paths{junk, good.Cert, good.Key}, []string{"PERSYS_TLS_CA=" + junk, "no PEM certificate"}},
+		{"the CA file is a key file", Paths{good.Key, good.Cert, good.Key}, []string{"no PEM certificate"}},
+		{"the certificate file has no certificate", Paths{good.CA, junk, good.Key}, []string{"PERSYS_TLS_CERT=" + junk}},
+		{"the key file has the key of another certificate", Paths{good.CA, good.Cert, other.Key}, []string{other.Key, "does not match"}},
+		{"the CA file is larger than the limit", Paths{big, good.Cert, good.Key}, []string{"PERSYS_TLS_CA=" + big, "limit 1048576"}},
+		{"the path of the CA file is a folder", Paths{dir, good.Cert, good.Key}, []string{"PERSYS_TLS_CA=" + dir}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := LoadFiles(tc.p.config())
@@ -182,7 +182,7 @@ func TestLoadFilesRefusesWrongFiles(t *testing.T) {
 			}
 			for _, want := range tc.want {
 				if !strings.Contains(err.Error(), want) {
-					t.Errorf("the error is %v\nand must contain %q", err, want)
+					t.Errorf("LoadFiles returned the error %v\nwant one that contains %q", err, want)
 				}
 			}
 		})
@@ -208,7 +208,7 @@ func TestCredentialsAreReloaded(t *testing.T) {
 		return err
 	}
 	if try() == nil {
-		t.Fatal("a server of another CA must be refused, but was accepted")
+		t.Fatal("before the reload a server with a certificate of another CA must be refused, but was accepted")
 	}
 
 	// Replace only the key file, as if the files were read in the middle of a renewal. The old key and certificate
@@ -259,7 +259,7 @@ func TestCredentialsAreReloaded(t *testing.T) {
 	}
 	c.advance(2 * time.Second)
 	if err := try(); err != nil {
-		t.Errorf("the handshake after the reload returned %v, want success", err)
+		t.Errorf("the handshake after the reload of all three files returned %v, want success", err)
 	}
 	if st := f.Status(); st.Err != nil || st.Identity.Fingerprint == before.Fingerprint {
 		t.Errorf("the status after the reload is %+v, want the new identity without an error", st)
@@ -275,7 +275,7 @@ func TestServerUsesReloadedCredentials(t *testing.T) {
 	server := load(t, cfg).ServerConfig(ServerOptions{})
 	client := load(t, b.Leaf["agent/node-a"].config()).ClientConfig(Peer{Hosts: []string{"127.0.0.1"}})
 	if _, serr, _ := handshake(t, server, client); serr == nil {
-		t.Fatal("a client of another CA must be refused, but was accepted")
+		t.Fatal("before the reload a client with a certificate of another CA must be refused, but was accepted")
 	}
 	next := b.Leaf["scheduler/scheduler-1"]
 	for from, to := range map[string]string{next.CA: leaf.CA, next.Cert: leaf.Cert, next.Key: leaf.Key} {
@@ -343,7 +343,7 @@ func TestAwaitEndsAtRevocationAndExpiry(t *testing.T) {
 		case err := <-end:
 			return err
 		case <-time.After(5 * time.Second):
-			t.Fatal("the watcher must end, but did not")
+			t.Fatal("Await must return, but still waits")
 			return nil
 		}
 	}
@@ -416,7 +416,7 @@ func TestServersWithoutIdentity(t *testing.T) {
 		server := load(t, leafOf(t, dir, a, cn, nil).config()).ServerConfig(ServerOptions{})
 		_, _, err := handshake(t, server, load(t, client).ClientConfig(Peer{Hosts: []string{"127.0.0.1"}, Role: RoleScheduler}))
 		if (err == nil) != ok {
-			t.Errorf("connecting to a server with a certificate of %s as a scheduler returned error %v, want a refusal exactly for other roles", cn, err)
+			t.Errorf("a client that expects a scheduler got error %[2]v from a server with the certificate name %[1]s, want an error only for names of other roles", cn, err)
 		}
 	}
 }
@@ -456,7 +456,7 @@ func TestOldTLSVersionsAreRefused(t *testing.T) {
 		server, client *tls.Config
 		refused        string // text of the expected error on the side that refuses
 	}{
-		{"two programs of the cluster", server(scheduler, ServerOptions{}), client(agent), ""},
+		{"two programs of the cluster use TLS 1.3", server(scheduler, ServerOptions{}), client(agent), ""},
 		{"an agent of the cluster that offers only TLS 1.2 is refused", server(scheduler, ServerOptions{}), capped(client(agent)), "TLS 1.3"},
 		{"a client with a certificate of another CA may use TLS 1.2", server(oldServer, ServerOptions{}), capped(client(old)), ""},
 		{"a server of the cluster that offers only TLS 1.2 is refused", capped(server(scheduler, ServerOptions{})), client(old), "TLS 1.3"},
@@ -465,10 +465,10 @@ func TestOldTLSVersionsAreRefused(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			_, serr, cerr := handshake(t, tc.server, tc.client)
 			if tc.refused == "" && (serr != nil || cerr != nil) {
-				t.Errorf("the handshake must succeed, but failed: server %v, client %v", serr, cerr)
+				t.Errorf("the handshake must succeed, but returned the server error %v and the client error %v", serr, cerr)
 			}
 			if tc.refused != "" && (cerr == nil || !strings.Contains(fmt.Sprint(serr, cerr), tc.refused)) {
-				t.Errorf("the handshake returned server %v, client %v, want %q", serr, cerr, tc.refused)
+				t.Errorf("the handshake returned the server error %v and the client error %v, want an error that contains %q", serr, cerr, tc.refused)
 			}
 		})
 	}

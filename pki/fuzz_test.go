@@ -36,7 +36,7 @@ func FuzzKeyFile(f *testing.F) {
 		}
 		k, err := file.parse(text)
 		if (k == nil) == (err == nil) {
-			t.Fatalf("Load returned key %v, error %v, want either a key or an error", k, err)
+			t.Fatalf("parse of a key file returned key %v and error %v, want either a key or an error", k, err)
 		}
 		if err != nil && len(text) > 20 && strings.Contains(err.Error(), text[20:]) && len(text[20:]) > 8 {
 			t.Errorf("the error must not repeat the content of the file, but does: %v", err)
@@ -127,7 +127,7 @@ func FuzzRing(f *testing.F) {
 			return
 		}
 		if seals, all := r.Raw(key); len(seals) != keySize || len(all) != len(r.Keys) {
-			t.Errorf("the key that encrypts has %d bytes, want %d; the ring returned %d keys, want %d", len(seals), keySize, len(all), len(r.Keys))
+			t.Errorf("the encrypting key of the opened ring has %d bytes, want %d; Raw returned %d keys, want %d", len(seals), keySize, len(all), len(r.Keys))
 		}
 	})
 }
@@ -150,7 +150,7 @@ func FuzzMembership(f *testing.F) {
 			t.Fatal(err)
 		}
 		if _, err := k.Membership(); err != nil {
-			t.Fatalf("a stored membership must be readable, but: %v", err)
+			t.Fatalf("a membership that was stored after the damage must be readable, but Membership returned %v", err)
 		}
 	})
 }

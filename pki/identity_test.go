@@ -75,7 +75,7 @@ func TestFromCertificate(t *testing.T) {
 			got, err := FromCertificate(cert, LegacyMapping("c1"))
 			if tc.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.err) {
-					t.Fatalf("FromCertificate returned %+v and error %v, want an error with %q", got, err, tc.err)
+					t.Fatalf("FromCertificate returned %+v and error %v, want an error that contains %q", got, err, tc.err)
 				}
 				return
 			}
@@ -83,7 +83,7 @@ func TestFromCertificate(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(got.Fingerprint) != 64 || got.CommonName != tc.cn {
-				t.Errorf("the identity has fingerprint %q, CN %q, want a hash and the CN of the case", got.Fingerprint, got.CommonName)
+				t.Errorf("the identity has fingerprint %q and CN %q, want the certificate's SHA-256 and the CN of the case", got.Fingerprint, got.CommonName)
 			}
 			back, err := ParseIdentity(got.String())
 			if err != nil || back != got {
@@ -109,11 +109,11 @@ func TestPeerMapping(t *testing.T) {
 		cn     string
 		want   Role // expected role; empty if no identity is expected
 	}{
-		{"without settings no name has an identity", false, nil, "persysctl", ""},
-		{"a setting for another name gives no identity", false, map[string]string{"ops": "user/ada"}, "persys-scheduler", ""},
-		{"a configured name has its identity", false, map[string]string{"ops": "user/ada"}, "ops", RoleUser},
-		{"legacy names have identities", true, nil, "persys-scheduler", RoleScheduler},
-		{"a configured name has its identity beside legacy names", true, map[string]string{"ops": "user/ada"}, "ops", RoleUser},
+		{"without settings no name in a certificate gives an identity", false, nil, "persysctl", ""},
+		{"a setting for another name gives the certificate no identity", false, map[string]string{"ops": "user/ada"}, "persys-scheduler", ""},
+		{"a configured name gives the configured identity", false, map[string]string{"ops": "user/ada"}, "ops", RoleUser},
+		{"with legacy names, a service name gives its role", true, nil, "persys-scheduler", RoleScheduler},
+		{"with legacy names, a configured name gives the configured identity too", true, map[string]string{"ops": "user/ada"}, "ops", RoleUser},
 	} {
 		m, err := PeerMapping(tc.legacy, tc.peers)
 		if err != nil {
@@ -159,7 +159,7 @@ func TestMappingWithOtherCAs(t *testing.T) {
 				t.Errorf("the mapped identity is %+v, want %+v", got, tc.want)
 			}
 			if got.Role == RoleAgent && got.SpeaksFor("another") == tc.speaks {
-				t.Errorf("SpeaksFor for another node returned %v, want true only for a mapped identity", !tc.speaks)
+				t.Errorf("SpeaksFor of another node than the identity's returned %v, want true only if the identity is not bound to one node", !tc.speaks)
 			}
 		})
 	}
@@ -190,7 +190,7 @@ func TestPermissionsOfIdentities(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if got := tc.id.IsAnonymous(); got != tc.anonymous {
-				t.Errorf("IsAnonymous returned %v, want %v", got, tc.anonymous)
+				t.Errorf("IsAnonymous of this identity returned %v, want %v", got, tc.anonymous)
 			}
 			if got := tc.id.SpeaksFor("n1"); got != tc.speaks {
 				t.Errorf("SpeaksFor of node n1 returned %v, want %v", got, tc.speaks)
@@ -211,7 +211,7 @@ func TestParseIdentityIsStrict(t *testing.T) {
 		"persys://c/agent/" + strings.Repeat("a", 129), "persys://c/agent/a?cn=" + strings.Repeat("a", 3000),
 	} {
 		if got, err := ParseIdentity(s); err == nil {
-			t.Errorf("%.80q must be refused, but is accepted as %+v", s, got)
+			t.Errorf("ParseIdentity must refuse %.80q, but returned %+v", s, got)
 		}
 	}
 	for _, s := range []string{
@@ -232,7 +232,7 @@ func FuzzParseIdentity(f *testing.F) {
 			return
 		}
 		if i.String() != s || !i.Role.Valid() {
-			t.Fatalf("ParseIdentity of %q returned %+v, which has another text form", s, i)
+			t.Fatalf("ParseIdentity of %q returned %+v, whose text form is another; want the same text", s, i)
 		}
 		for _, c := range []byte(s) {
 			if c < 0x20 || c > 0x7e {

@@ -80,7 +80,7 @@ func (f KeyFile) LoadKept() (out []*Key, err error) {
 	}
 	for _, path := range paths {
 		if id := path[len(f.Path)+len(keptSuffix):]; len(id) != 16 || !isLowerHex(id) {
-			continue // a temporary file of an interrupted write
+			continue // skip the temporary file of an interrupted write
 		}
 		k, err := KeyFile{Path: path, Wrap: f.Wrap}.Load()
 		if err != nil {

@@ -21,7 +21,7 @@ func TestGossipRingRotates(t *testing.T) {
 		t.Fatalf("the initial ring has keys %v, error %v, want only the first key", r.IDs(), err)
 	}
 	if seals, all := r.Raw(key); !bytes.Equal(seals, key.GossipKey()) || len(all) != 1 {
-		t.Error("the initial ring must have exactly the key that is derived from the cluster key")
+		t.Error("the initial ring must have exactly the gossip key that is derived from the cluster key, but has others")
 	}
 	added, err := r.Add("x")
 	if err != nil || len(added.Keys) != 2 || added.Seals != FirstGossipKey {
@@ -35,7 +35,7 @@ func TestGossipRingRotates(t *testing.T) {
 		t.Fatalf("Seal returned %s, error %v, want a text without the key", sealed, err)
 	}
 	if _, err := OpenGossipRing(other, sealed); err == nil {
-		t.Error("the ring must not open with another cluster key, but does")
+		t.Error("OpenGossipRing with another cluster key must fail, but succeeded")
 	}
 	again, err := OpenGossipRing(key, sealed)
 	if err != nil || r.Against() != "" || again.Against() != "x" || !slices.Equal(again.IDs(), added.IDs()) {
@@ -53,7 +53,7 @@ func TestGossipRingRotates(t *testing.T) {
 		t.Error("the old key must be removed from the ring after the rotation, but is still there")
 	}
 	if _, step := only.Next(); step != "" {
-		t.Errorf("after the last step Next must return no step, but returned: %s", step)
+		t.Errorf("after the last step of a rotation Next must return no step, but returned %q", step)
 	}
 	for _, bad := range []string{`{}`, `{"keys":[{"id":"first"}],"seals":"x"}`, `{"keys":[{"id":"x","key":"eA=="}],"seals":"x"}`, `{"keys":[{"id":"first","against":"` + strings.Repeat("x", 129) + `"}],"seals":"first"}`, `x`} {
 		if _, err := parseRing([]byte(bad)); err == nil {

@@ -44,12 +44,12 @@ func TestSealAndOpen(t *testing.T) {
 		}
 	}
 	if got, err := k.Open(golden, []byte("c")); err != nil || string(got) != "secret" {
-		t.Errorf("the golden value opens as %q, %v, want secret", got, err)
+		t.Errorf("the golden sealed value opens as %q (error %v), want \"secret\"", got, err)
 	}
 	a, _ := k.Seal([]byte("x"), nil)
 	b, _ := k.Seal([]byte("x"), nil)
 	if a == b {
-		t.Error("two sealings of the same secret must differ, but are equal")
+		t.Error("Seal of the same secret must return another text each time, but returned the same text twice")
 	}
 }
 
@@ -78,9 +78,9 @@ func TestOpenRefusesWrongValues(t *testing.T) {
 	}{
 		{"a value sealed under another key", fixed(t, 2), sealed, "web-1", ErrWrongKey},
 		{"a value sealed for another context", k, sealed, "web-2", ErrTampered},
-		{"an empty context", k, sealed, "", ErrTampered},
-		{"a changed nonce", k, flip(head), "web-1", ErrTampered},
-		{"a changed text", k, flip(head + 35), "web-1", ErrTampered},
+		{"a value opened without its context", k, sealed, "", ErrTampered},
+		{"a value with a changed nonce", k, flip(head), "web-1", ErrTampered},
+		{"a value with a changed encrypted text", k, flip(head + 35), "web-1", ErrTampered},
 		{"a value without the end of its tag", k, sealed[:len(sealed)-4], "web-1", ErrTampered},
 		{"a value that ends after its nonce", k, sealed[:head+32], "web-1", ErrMalformed},
 		{"a value that ends after its header", k, sealed[:head], "web-1", ErrMalformed},
@@ -88,14 +88,14 @@ func TestOpenRefusesWrongValues(t *testing.T) {
 		{"a value that is not sealed", k, "secret", "web-1", ErrMalformed},
 		{"the redaction marker", k, Redacted, "web-1", ErrMalformed},
 		{"a value of another version", k, "sealed:2:" + sealed[len(SealPrefix):], "web-1", ErrMalformed},
-		{"a key id in capitals", k, SealPrefix + strings.ToUpper(k.ID()) + sealed[head-1:], "web-1", ErrMalformed},
+		{"a value with a key id in capitals", k, SealPrefix + strings.ToUpper(k.ID()) + sealed[head-1:], "web-1", ErrMalformed},
 		{"a value with a line break", k, sealed[:head+4] + "\n" + sealed[head+4:], "web-1", ErrMalformed},
-		{"a value with trailing base64 bits", k, sealed + "=", "web-1", ErrMalformed},
+		{"a value with base64 padding at its end", k, sealed + "=", "web-1", ErrMalformed},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := tc.key.Open(tc.text, []byte(tc.context))
 			if !errors.Is(err, tc.want) || got != nil {
-				t.Errorf("Open returned %q and error %v, want error %v", got, err, tc.want)
+				t.Errorf("Open of a damaged or foreign value returned %q and error %v, want error %v", got, err, tc.want)
 			}
 		})
 	}
@@ -131,7 +131,7 @@ func TestKeyFileIsCreatedAndRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "new", "cluster.key")
 	k, created, err := LoadOrCreateKey(path)
 	if err != nil || !created {
-		t.Fatalf("LoadOrCreateKey created a key: %v, error %v, want true", created, err)
+		t.Fatalf("LoadOrCreateKey without a file returned created %v and error %v, want true and no error", created, err)
 	}
 	st, err := os.Stat(path)
 	if err != nil || st.Mode().Perm() != 0o600 {
@@ -139,10 +139,10 @@ func TestKeyFileIsCreatedAndRead(t *testing.T) {
 	}
 	again, created, err := LoadOrCreateKey(path)
 	if err != nil || created || again.ID() != k.ID() {
-		t.Errorf("the second call created a key: %v, id %v, error %v, want false and the same id", created, again, err)
+		t.Errorf("the second LoadOrCreateKey returned created %v, key %v and error %v, want false and the same key", created, again, err)
 	}
 	if names, _ := filepath.Glob(filepath.Join(filepath.Dir(path), ".*")); len(names) > 0 {
-		t.Errorf("LoadOrCreateKey left the files %v, want none", names)
+		t.Errorf("LoadOrCreateKey left the temporary files %v, want none", names)
 	}
 }
 
@@ -175,12 +175,12 @@ func TestLoadKeyRefusesWrongFiles(t *testing.T) {
 		mode       os.FileMode
 		want       string
 	}{
-		{"a file readable by the group", good, 0o640, "mode 0640"},
-		{"a file readable by everybody", good, 0o604, "mode 0604"},
+		{"a key file that the group may read", good, 0o640, "mode 0640"},
+		{"a key file that everybody may read", good, 0o604, "mode 0604"},
 		{"empty", "", 0o600, "want one line"},
 		{"cut", good[:len(good)-1], 0o600, "checksum"},
 		{"mistyped", strings.Replace(good, "AQ", "AR", 1), 0o600, "checksum"},
-		{"a file above the size limit", good + strings.Repeat(" ", keyFileMax), 0o600, "limit"},
+		{"a key file above the size limit", good + strings.Repeat(" ", keyFileMax), 0o600, "limit"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "k")
@@ -192,7 +192,7 @@ func TestLoadKeyRefusesWrongFiles(t *testing.T) {
 			}
 			_, _, err := LoadOrCreateKey(path)
 			if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), path) {
-				t.Errorf("LoadKey returned %v, want the path and %q", err, tc.want)
+				t.Errorf("LoadKey returned %v, want an error with the path and %q", err, tc.want)
 			}
 			if b, _ := os.ReadFile(path); string(b) != tc.text {
 				t.Error("a refused file must not be changed, but was")
@@ -222,14 +222,14 @@ func TestExportedKeyCanBeImported(t *testing.T) {
 		t.Fatal(err)
 	}
 	if plain, err := got.Open(sealed, nil); err != nil || string(plain) != "x" {
-		t.Errorf("the imported key opens %q, %v, want x", plain, err)
+		t.Errorf("with the imported key Open returned %q and error %v, want \"x\"", plain, err)
 	}
 }
 
 func TestIsRedacted(t *testing.T) {
 	for s, want := range map[string]bool{Redacted: true, " *** ": true, "": false, "****": false, "a***": false} {
 		if IsRedacted(s) != want {
-			t.Errorf("IsRedacted(%q) = %v", s, !want)
+			t.Errorf("IsRedacted of %q returned %v, want the opposite", s, !want)
 		}
 	}
 }
@@ -241,7 +241,7 @@ func FuzzOpen(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string, context []byte) {
 		plain, err := k.Open(s, context)
 		if err == nil && (s != golden || string(context) != "c" || string(plain) != "secret") {
-			t.Fatalf("the random value %q opens as %q in context %q", s, plain, context)
+			t.Fatalf("the random text %q, which nobody sealed, must not open, but opens as %q in context %q", s, plain, context)
 		}
 		if err != nil && !errors.Is(err, ErrMalformed) && !errors.Is(err, ErrWrongKey) && !errors.Is(err, ErrTampered) {
 			t.Fatalf("Open of %q must return one of the documented errors, but returned: %v", s, err)
@@ -265,9 +265,9 @@ func TestSealSame(t *testing.T) {
 		}
 	}
 	if got, err := k.Open(sealed, []byte("web")); err != nil || string(got) != "hooks" {
-		t.Errorf("Open returned %q, error %v, want hooks", got, err)
+		t.Errorf("Open of a value of SealSame returned %q and error %v, want \"hooks\"", got, err)
 	}
 	if _, err := k.Open(sealed, []byte("db")); !errors.Is(err, ErrTampered) {
-		t.Errorf("Open in another context returned %v, want ErrTampered", err)
+		t.Errorf("Open of a value of SealSame in another context returned %v, want ErrTampered", err)
 	}
 }

@@ -36,6 +36,6 @@ configs: {c: {external: true}}
 		"web config c c /srv/c 0:0 444 ",
 	}
 	if !slices.Equal(have, want) {
-		t.Errorf("the project uses\n%q\nwant\n%q", have, want)
+		t.Errorf("the services use the external secrets and configs\n%q\nwant\n%q", have, want)
 	}
 }

@@ -15,7 +15,7 @@ func FuzzEnvironment(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		env, err := ParseEnv([]byte(text), nil)
 		if len(env) > strings.Count(text, "\n")+strings.Count(text, "\r")+strings.Count(text, "=")+strings.Count(text, ":")+len(strings.Fields(text)) {
-			t.Fatalf("ParseEnv found %d variables, want at most as many as the text can set: %q", len(env), text)
+			t.Fatalf("ParseEnv returned %d variables, which is more than this text can set: %q", len(env), text)
 		}
 		if err != nil && strings.Contains(err.Error(), "correct-horse") {
 			t.Fatalf("the error of ParseEnv for %q must not repeat a value, but does: %v", text, err)

@@ -168,7 +168,7 @@ func TestValuesThatEnginesRefuse(t *testing.T) {
 				t.Fatal("Load must refuse the stack, which has a value that engines refuse, but accepted it")
 			}
 			if f := faults[0]; f.Line != c.line || !strings.Contains(f.String(), c.want) {
-				t.Errorf("the first fault is %s\nwant line %d: …%s…", f.String(), c.line, c.want)
+				t.Errorf("the first fault that Load returned is %s\nwant a fault in line %d with %s", f.String(), c.line, c.want)
 			}
 		})
 	}

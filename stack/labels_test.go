@@ -24,7 +24,7 @@ func TestEveryMappingOfLabelsIsFound(t *testing.T) {
 	slices.Sort(want)
 	slices.Sort(got)
 	if !slices.Equal(want, got) || !slices.Contains(got, "services.0.volumes.0.volume.labels") {
-		t.Errorf("EachLabels finds the labels %q, and a project has %q", got, want)
+		t.Errorf("EachLabels calls its function for the labels %q, want all labels of a project, %q", got, want)
 	}
 }
 
@@ -110,7 +110,7 @@ secrets:
 			}
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("with Strict %v the faults are\n%s\nwant\n%s", strict, strings.Join(got, "\n"), strings.Join(want, "\n"))
+			t.Errorf("with Strict %v the load returned the faults\n%s\nwant\n%s", strict, strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
 	}
 }
@@ -128,7 +128,7 @@ func TestReservedLabelsOfAFile(t *testing.T) {
 one:3: services.web.labels.persys.a: begins with persys., which is for the labels of the agents: remove it, or choose another name
 two:1: services.web.labels.com.docker.compose.project: begins with com.docker.compose., which is for the labels of Compose: remove it, or choose another name`
 	if got := out.Faults.Error(); got != want {
-		t.Errorf("the faults are\n%s\nwant\n%s", got, want)
+		t.Errorf("the load of a stack with a reserved label in a label_file returned the faults\n%s\nwant\n%s", got, want)
 	}
 }
 
@@ -140,18 +140,18 @@ func TestReservedLabelsInEveryWay(t *testing.T) {
 		files []string // the Compose file, then names and contents of other files
 		want  string   // field of the fault
 	}{
-		{"a list with a variable", []string{web + "    labels: ['${KEY}=x']\n"}, "services.web.labels.persys.managed"},
-		{"a merge key", []string{"x-all: &all {persys.managed: x}\n" + web + "    labels: {<<: *all}\n"}, "services.web.labels.persys.managed"},
-		{"a fragment of the whole service", []string{"x-all: &all {labels: {persys.managed: x}}\n" + web + "    <<: *all\n"}, "services.web.labels.persys.managed"},
-		{"an included file", []string{"include: [more.yaml]\n" + web, "more.yaml", "services:\n  b:\n    image: a:1\n    labels: {persys.managed: x}\n"}, "services.b.labels.persys.managed"},
-		{"a network of an included file", []string{"include: [{path: more.yaml}]\n" + web, "more.yaml", "networks: {n: {labels: {persys.managed: x}}}\nservices: {b: {image: 'a:1', networks: [n]}}\n"}, "networks.n.labels.persys.managed"},
-		{"an included file that includes another", []string{"include: [more.yaml]\n" + web, "more.yaml", "include: [last.yaml]\n", "last.yaml", "services:\n  b:\n    image: a:1\n    labels: {persys.managed: x}\n"}, "services.b.labels.persys.managed"},
-		{"a service of the same file that is extended", []string{web + "    extends: {service: b}\n  b:\n    image: a:1\n    scale: 0\n    labels: {persys.managed: x}\n"}, "services.web.labels.persys.managed"},
-		{"a service of another file that is extended", []string{web + "    extends: {file: more.yaml, service: b}\n", "more.yaml", "services:\n  b:\n    image: a:1\n    labels: {persys.managed: x}\n"}, "services.web.labels.persys.managed"},
-		{"an extended service that extends another", []string{web + "    extends: {file: more.yaml, service: b}\n", "more.yaml", "services:\n  b: {extends: {service: c}}\n  c:\n    image: a:1\n    labels: {persys.managed: x}\n"}, "services.web.labels.persys.managed"},
-		{"a label file", []string{web + "    label_file: l\n", "l", "persys.managed=x\n"}, "services.web.labels.persys.managed"},
-		{"a label file of an included file", []string{"include: [dir/more.yaml]\n" + web, "dir/more.yaml", "services:\n  b:\n    image: a:1\n    label_file: l\n", "dir/l", "persys.managed=x\n"}, "services.b.labels.persys.managed"},
-		{"a label file of an extended service", []string{web + "    extends: {file: dir/more.yaml, service: b}\n", "dir/more.yaml", "services:\n  b:\n    image: a:1\n    label_file: l\n", "dir/l", "persys.managed=x\n"}, "services.web.labels.persys.managed"},
+		{"a reserved label in a list with a variable", []string{web + "    labels: ['${KEY}=x']\n"}, "services.web.labels.persys.managed"},
+		{"a reserved label from a merge key", []string{"x-all: &all {persys.managed: x}\n" + web + "    labels: {<<: *all}\n"}, "services.web.labels.persys.managed"},
+		{"a reserved label from a merged fragment of the whole service", []string{"x-all: &all {labels: {persys.managed: x}}\n" + web + "    <<: *all\n"}, "services.web.labels.persys.managed"},
+		{"a reserved label in an included file", []string{"include: [more.yaml]\n" + web, "more.yaml", "services:\n  b:\n    image: a:1\n    labels: {persys.managed: x}\n"}, "services.b.labels.persys.managed"},
+		{"a reserved label of a network in an included file", []string{"include: [{path: more.yaml}]\n" + web, "more.yaml", "networks: {n: {labels: {persys.managed: x}}}\nservices: {b: {image: 'a:1', networks: [n]}}\n"}, "networks.n.labels.persys.managed"},
+		{"a reserved label in a file that an included file includes", []string{"include: [more.yaml]\n" + web, "more.yaml", "include: [last.yaml]\n", "last.yaml", "services:\n  b:\n    image: a:1\n    labels: {persys.managed: x}\n"}, "services.b.labels.persys.managed"},
+		{"a reserved label of an extended service in the same file", []string{web + "    extends: {service: b}\n  b:\n    image: a:1\n    scale: 0\n    labels: {persys.managed: x}\n"}, "services.web.labels.persys.managed"},
+		{"a reserved label of an extended service in another file", []string{web + "    extends: {file: more.yaml, service: b}\n", "more.yaml", "services:\n  b:\n    image: a:1\n    labels: {persys.managed: x}\n"}, "services.web.labels.persys.managed"},
+		{"a reserved label of a service that an extended service extends", []string{web + "    extends: {file: more.yaml, service: b}\n", "more.yaml", "services:\n  b: {extends: {service: c}}\n  c:\n    image: a:1\n    labels: {persys.managed: x}\n"}, "services.web.labels.persys.managed"},
+		{"a reserved label in a label file", []string{web + "    label_file: l\n", "l", "persys.managed=x\n"}, "services.web.labels.persys.managed"},
+		{"a reserved label in a label file of an included file", []string{"include: [dir/more.yaml]\n" + web, "dir/more.yaml", "services:\n  b:\n    image: a:1\n    label_file: l\n", "dir/l", "persys.managed=x\n"}, "services.b.labels.persys.managed"},
+		{"a reserved label in a label file of an extended service", []string{web + "    extends: {file: dir/more.yaml, service: b}\n", "dir/more.yaml", "services:\n  b:\n    image: a:1\n    label_file: l\n", "dir/l", "persys.managed=x\n"}, "services.web.labels.persys.managed"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			src := source(tt.files[0], tt.files[1:]...)
@@ -159,7 +159,7 @@ func TestReservedLabelsInEveryWay(t *testing.T) {
 			_, err := loadHere(t, src)
 			var faults Faults
 			if !errors.As(err, &faults) || !slices.ContainsFunc(faults, func(f Fault) bool { return f.At == tt.want && strings.HasPrefix(f.Rule, "begins with persys.") }) {
-				t.Errorf("the load returns %v, want a fault at %s", err, tt.want)
+				t.Errorf("the load returned %v, want a fault about the reserved label at %s", err, tt.want)
 			}
 		})
 	}

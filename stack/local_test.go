@@ -80,20 +80,20 @@ func TestNamesAndVariables(t *testing.T) {
 	}{
 		{name: "a stack has the name of its folder", text: app, want: "myshop2"},
 		{name: "the key name replaces the folder's name", text: "name: shop\n" + app, want: "shop"},
-		{name: "variables in the key name", text: "name: ${STACK:-case}-x\n" + app, want: "case-x"},
-		{name: "variables of the shell in the key name", text: "name: ${STACK:-case}-x\n" + app, in: Local{Shell: map[string]string{"STACK": "s"}},
+		{name: "the key name of the Compose file uses variables", text: "name: ${STACK:-case}-x\n" + app, want: "case-x"},
+		{name: "the key name of the Compose file uses variables of the shell", text: "name: ${STACK:-case}-x\n" + app, in: Local{Shell: map[string]string{"STACK": "s"}},
 			want: "s-x", env: map[string]string{"STACK": "s"}, fromShell: []string{"STACK"}},
-		{name: "COMPOSE_PROJECT_NAME in .env", text: "name: shop\n" + app, files: []string{".env", "COMPOSE_PROJECT_NAME=other\n"}, want: "other"},
-		{name: "COMPOSE_PROJECT_NAME in the shell", text: app, files: []string{".env", "COMPOSE_PROJECT_NAME=other\n"},
+		{name: "COMPOSE_PROJECT_NAME in .env sets the name of the stack", text: "name: shop\n" + app, files: []string{".env", "COMPOSE_PROJECT_NAME=other\n"}, want: "other"},
+		{name: "COMPOSE_PROJECT_NAME in the shell takes precedence over .env", text: app, files: []string{".env", "COMPOSE_PROJECT_NAME=other\n"},
 			in: Local{Shell: map[string]string{"COMPOSE_PROJECT_NAME": "third"}}, want: "third"},
 		{name: "--name", text: "name: shop\n" + app, in: Local{Name: "Own.Name", Shell: map[string]string{"COMPOSE_PROJECT_NAME": "third"}}, want: "Own.Name"},
 		{name: ".env", text: app, files: []string{".env", "TAG=1\nUNUSED=x\n"}, want: "myshop2", env: map[string]string{"TAG": "1"}},
-		{name: "a byte order mark in .env", text: app, files: []string{".env", "\ufeffTAG=1\n"}, want: "myshop2", env: map[string]string{"TAG": "1"}},
+		{name: "a byte order mark in .env is skipped", text: app, files: []string{".env", "\ufeffTAG=1\n"}, want: "myshop2", env: map[string]string{"TAG": "1"}},
 		{name: "the shell takes precedence over .env", text: app, files: []string{".env", "TAG=1\nWHO=me\n"}, in: Local{Shell: map[string]string{"TAG": "2", "WHO": "me", "PATH": "x"}},
 			want: "myshop2", env: map[string]string{"TAG": "2", "WHO": "me"}, fromShell: []string{"TAG"}},
 		{name: ".env uses variables of the shell", text: app, files: []string{".env", "TAG=v$N\n"}, in: Local{Shell: map[string]string{"N": "7"}},
 			want: "myshop2", env: map[string]string{"TAG": "v7"}},
-		{name: "--env-file instead of .env", text: app, files: []string{".env", "TAG=1\nWHO=a\n", "prod.env", "TAG=3\n", "more.env", "WHO=b$TAG\n"},
+		{name: "files given with --env-file replace .env", text: app, files: []string{".env", "TAG=1\nWHO=a\n", "prod.env", "TAG=3\n", "more.env", "WHO=b$TAG\n"},
 			in: Local{EnvFiles: []string{"DIR/prod.env", "DIR/more.env"}}, want: "myshop2", env: map[string]string{"TAG": "3", "WHO": "b3"}},
 		{name: "COMPOSE_ENV_FILES", text: app, files: []string{".env", "TAG=1\n", "prod.env", "TAG=3\n"},
 			in: Local{Shell: map[string]string{"COMPOSE_ENV_FILES": "DIR/prod.env"}}, want: "myshop2", env: map[string]string{"TAG": "3"}},
@@ -128,13 +128,13 @@ func TestNamesAndVariables(t *testing.T) {
 				c.env = map[string]string{}
 			}
 			if p.Name != c.want {
-				t.Errorf("the stack has the name %q, want %q", p.Name, c.want)
+				t.Errorf("the packed stack has the name %q, want %q", p.Name, c.want)
 			}
 			if diff := cmp.Diff(c.env, p.Env); diff != "" {
 				t.Error(diff)
 			}
 			if !slices.Equal(p.FromShell, c.fromShell) {
-				t.Errorf("FromShell is %v, want %v", p.FromShell, c.fromShell)
+				t.Errorf("the variables for which the shell overrides the files (FromShell) are %v, want %v", p.FromShell, c.fromShell)
 			}
 		})
 	}
@@ -144,7 +144,7 @@ func TestNamesAndVariables(t *testing.T) {
 func TestNameOfTheWorkingFolder(t *testing.T) {
 	t.Chdir(folderWith(t, "shop", "compose.yaml", "services: {a: {image: b}}\n"))
 	if p := pack(t, local(t, ".")); p.Name != "shop" {
-		t.Errorf("the stack is called %q, want shop", p.Name)
+		t.Errorf("the stack in the working folder has the name %q, want shop", p.Name)
 	}
 }
 
@@ -167,25 +167,25 @@ func TestPackReportsFaults(t *testing.T) {
 		in    Local
 		want  string
 	}{
-		{"a bad line in .env", []string{"compose.yaml", app, ".env", "A=1\nB=\"x\n"}, Local{}, ".env:3: must consist of KEY=VALUE lines"},
-		{"Latin-1 in .env", []string{"compose.yaml", app, ".env", "A=caf\xe9\n"}, Local{}, ".env:1: column 6: is not UTF-8"},
-		{"a missing --env-file", []string{"compose.yaml", app}, Local{EnvFiles: []string{"/nowhere/x.env"}}, "/nowhere/x.env: does not exist"},
-		{"a bad COMPOSE_PROJECT_NAME", []string{"compose.yaml", app, ".env", "COMPOSE_PROJECT_NAME=My.Shop\n"}, Local{}, `COMPOSE_PROJECT_NAME: "My.Shop" cannot be the name of a Compose project: want lower-case letters, digits, - and _, beginning with a letter or digit; try myshop`},
-		{"a bad name", []string{"compose.yaml", app + "name: ${A:-B C}\n"}, Local{}, `compose.yaml:2: name: "B C" cannot be the name of a Compose project`},
+		{".env has a line that is no KEY=VALUE", []string{"compose.yaml", app, ".env", "A=1\nB=\"x\n"}, Local{}, ".env:3: must consist of KEY=VALUE lines"},
+		{".env has a byte of Latin-1", []string{"compose.yaml", app, ".env", "A=caf\xe9\n"}, Local{}, ".env:1: column 6: is not UTF-8"},
+		{"a file given with --env-file does not exist", []string{"compose.yaml", app}, Local{EnvFiles: []string{"/nowhere/x.env"}}, "/nowhere/x.env: does not exist"},
+		{"COMPOSE_PROJECT_NAME is no valid project name", []string{"compose.yaml", app, ".env", "COMPOSE_PROJECT_NAME=My.Shop\n"}, Local{}, `COMPOSE_PROJECT_NAME: "My.Shop" cannot be the name of a Compose project: want lower-case letters, digits, - and _, beginning with a letter or digit; try myshop`},
+		{"the key name is no valid project name", []string{"compose.yaml", app + "name: ${A:-B C}\n"}, Local{}, `compose.yaml:2: name: "B C" cannot be the name of a Compose project`},
 		{"the key name uses a required variable that is not set", []string{"compose.yaml", "name: ${A:?give it}\n" + app}, Local{}, "compose.yaml:1: name: "},
-		{"a mount of a file above the stack's folder", []string{"compose.yaml", "services:\n  app:\n    image: a\n    volumes: [\"../x:/x\"]\n"}, Local{},
+		{"the stack mounts a file above its folder", []string{"compose.yaml", "services:\n  app:\n    image: a\n    volumes: [\"../x:/x\"]\n"}, Local{},
 			`compose.yaml:4: services.app.volumes.0: "../x" leads out of the stack's folder`},
-		{"a symbolic link that leads out of the stack's folder", []string{"compose.yaml", "services:\n  app:\n    image: a\n    volumes: [\"./conf:/x\"]\n", "conf/a", "->/etc/passwd"}, Local{},
+		{"a mounted folder has a symbolic link that leads out of the stack's folder", []string{"compose.yaml", "services:\n  app:\n    image: a\n    volumes: [\"./conf:/x\"]\n", "conf/a", "->/etc/passwd"}, Local{},
 			`compose.yaml:4: services.app.volumes.0: "conf/a" is a symbolic link that leads out of the stack's folder`},
-		{"a mount of a file that does not exist", []string{"compose.yaml", "services:\n  app:\n    image: a\n    volumes:\n    - ./data:/data\n    - ./no.conf:/x\n"}, Local{},
+		{"the stack mounts a file that does not exist", []string{"compose.yaml", "services:\n  app:\n    image: a\n    volumes:\n    - ./data:/data\n    - ./no.conf:/x\n"}, Local{},
 			`compose.yaml:6: services.app.volumes.1: "./no.conf" is not in the stack's folder`},
-		{"a read-only mount of a folder that does not exist", []string{"compose.yaml", "services:\n  app:\n    image: a\n    volumes: [\"./html:/x:ro\"]\n"}, Local{},
+		{"the stack mounts read-only a folder that does not exist", []string{"compose.yaml", "services:\n  app:\n    image: a\n    volumes: [\"./html:/x:ro\"]\n"}, Local{},
 			`compose.yaml:4: services.app.volumes.0: "./html" is not in the stack's folder`},
 		{"a device", []string{"compose.yaml", "services:\n  app:\n    image: a\n    volumes: [\"./d:/x\"]\n", "d/null", "->/dev/null"}, Local{},
 			`compose.yaml:4: services.app.volumes.0: "d/null" is a symbolic link that leads out of the stack's folder`},
-		{"a missing env_file", []string{"compose.yaml", "services:\n  app:\n    image: a\n    env_file: no.env\n"}, Local{},
+		{"the file of env_file does not exist", []string{"compose.yaml", "services:\n  app:\n    image: a\n    env_file: no.env\n"}, Local{},
 			`compose.yaml:4: services.app.env_file: "no.env" is not in the stack's folder`},
-		{"an included file that uses a missing file", []string{"compose.yaml", "include: [b/c.yaml]\n" + app, "b/c.yaml", "services:\n  web:\n    image: a\n    env_file: no.env\n"}, Local{},
+		{"an included file uses a file that does not exist", []string{"compose.yaml", "include: [b/c.yaml]\n" + app, "b/c.yaml", "services:\n  web:\n    image: a\n    env_file: no.env\n"}, Local{},
 			`b/c.yaml:4: services.web.env_file: "no.env" is not in the stack's folder`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -194,7 +194,7 @@ func TestPackReportsFaults(t *testing.T) {
 			_, err := packHere(t, in)
 			var faults Faults
 			if !errors.As(err, &faults) || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("Pack returned error %v\nwant %s", err, c.want)
+				t.Errorf("Pack returned error %v\nwant an error that contains %s", err, c.want)
 			}
 		})
 	}
@@ -207,7 +207,7 @@ func TestPackCollectsUsedFiles(t *testing.T) {
 		files       []string
 		want, empty []string
 	}{
-		{"every key that can name a file", []string{
+		{"the files of every key that can name a file are packed", []string{
 			"compose.yaml", `include: [inc/more.yaml]
 services:
   app:
@@ -230,16 +230,16 @@ configs: {site: {file: site.conf}}
 			"secret/token", "t", "secret/other", "o", "site.conf", "s", "README.md", "no", ".env", "TAG=1\n",
 		}, []string{"base/common.yaml", "base/shared/s", "conf/d/more.conf", "conf/nginx.conf", "inc/.env", "inc/html/index.html", "inc/more.yaml",
 			"labels", "one.conf", "seccomp.json", "secret/token", "site.conf", "web.env"}, []string{"fresh"}},
-		{"an env_file named .env", []string{"compose.yaml", "services: {app: {image: a, env_file: .env}}", ".env", "A=1\n"}, []string{".env"}, nil},
-		{"a mount of the whole folder", []string{"compose.yaml", "services: {app: {image: a, volumes: [\".:/src\"]}}", "a/b", "1"}, []string{"a/b", "compose.yaml"}, nil},
-		{"links inside the folder", []string{"compose.yaml", "services: {app: {image: a, volumes: [\"./live:/tls\"]}}", "live/cert", "->../archive/cert1", "archive/cert1", "c"},
+		{"an env_file with the name .env is packed", []string{"compose.yaml", "services: {app: {image: a, env_file: .env}}", ".env", "A=1\n"}, []string{".env"}, nil},
+		{"with a mount of the whole folder, all its files are packed", []string{"compose.yaml", "services: {app: {image: a, volumes: [\".:/src\"]}}", "a/b", "1"}, []string{"a/b", "compose.yaml"}, nil},
+		{"links inside the folder are followed", []string{"compose.yaml", "services: {app: {image: a, volumes: [\"./live:/tls\"]}}", "live/cert", "->../archive/cert1", "archive/cert1", "c"},
 			[]string{"live/cert"}, nil},
-		{"files that .persysignore leaves out", []string{"compose.yaml", "services: {app: {image: a, env_file: e.env, volumes: [\"./data:/data\", \"./conf:/conf\"]}}",
+		{"files that .persysignore lists are not packed", []string{"compose.yaml", "services: {app: {image: a, env_file: e.env, volumes: [\"./data:/data\", \"./conf:/conf\"]}}",
 			IgnoreName, "data\n**/*.log\n!conf/keep.log\n*.env\n", "data/db", "big", "conf/a", "1", "conf/x.log", "2", "conf/keep.log", "3", "e.env", "A=1\n"},
 			[]string{"conf/a", "conf/keep.log", "e.env"}, []string{"data"}},
-		{"an empty folder", []string{"compose.yaml", "services: {app: {image: a, volumes: [\"./d:/d\"]}}", "d/e/.persysignore", "", IgnoreName, "**/.persysignore\n"}, nil, []string{"d"}},
-		{"a service that is not enabled", []string{"compose.yaml", "services: {app: {image: a}, dbg: {image: a, profiles: [x], volumes: [\"./d:/d\"], env_file: e}}", "d/f", "1", "e", "A=1\n"}, nil, nil},
-		{"a secret that nothing uses", []string{"compose.yaml", "services: {app: {image: a}}\nsecrets: {s: {file: s}}\n", "s", "1"}, nil, nil},
+		{"a mounted folder without files becomes an empty folder on the node", []string{"compose.yaml", "services: {app: {image: a, volumes: [\"./d:/d\"]}}", "d/e/.persysignore", "", IgnoreName, "**/.persysignore\n"}, nil, []string{"d"}},
+		{"files of a service that is not enabled are not packed", []string{"compose.yaml", "services: {app: {image: a}, dbg: {image: a, profiles: [x], volumes: [\"./d:/d\"], env_file: e}}", "d/f", "1", "e", "A=1\n"}, nil, nil},
+		{"the file of a secret that no service uses is not packed", []string{"compose.yaml", "services: {app: {image: a}}\nsecrets: {s: {file: s}}\n", "s", "1"}, nil, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := pack(t, local(t, folderWith(t, "p", c.files...)))
@@ -251,14 +251,14 @@ configs: {site: {file: site.conf}}
 				t.Error(diff)
 			}
 			if !slices.Equal(p.Empty, c.empty) {
-				t.Errorf("the bind mounts that will be empty folders on the node are %v, want %v", p.Empty, c.empty)
+				t.Errorf("Pack says that these bind mounts will be empty folders on the node: %v, want %v", p.Empty, c.empty)
 			}
 			again := Source{Project: "p", Env: p.Env, Compose: []string{"compose.yaml"}, Files: map[string][]byte{"compose.yaml": []byte(c.files[1])}}
 			for _, f := range p.Files {
 				again.Files[f.Path] = f.Data
 			}
 			if _, err := loadHere(t, again); err != nil {
-				t.Errorf("the packed stack must be loadable, but: %v", err)
+				t.Errorf("the packed stack cannot be loaded: %v", err)
 			}
 		})
 	}
@@ -283,16 +283,16 @@ func TestTooManyFiles(t *testing.T) {
 		files []string
 		want  string
 	}{
-		{"too many bytes", []string{"compose.yaml", mount, "d/big", strings.Repeat("x", 9<<20), "d/small", "x"},
+		{"a stack whose files have too many bytes", []string{"compose.yaml", mount, "d/big", strings.Repeat("x", 9<<20), "d/small", "x"},
 			`needs 2 files of 9.0 MiB, and at most 1000 files of 2.0 MiB can go with a stack; the largest are ./d/big (9.0 MiB), ./d/small (1 bytes); leave files out with .persysignore`},
-		{"files that cannot be compressed and so exceed the size of a bundle", []string{"compose.yaml", mount, "d/noise", noise(700 << 10)}, "needs files of 700 KiB (700 KiB compressed), and at most 512 KiB compressed"},
-		{"too many files", many, "needs 1001 files of"},
+		{"a stack whose files cannot be compressed to the size of a bundle", []string{"compose.yaml", mount, "d/noise", noise(700 << 10)}, "needs files of 700 KiB (700 KiB compressed), and at most 512 KiB compressed"},
+		{"a stack with too many files", many, "needs 1001 files of"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := packHere(t, local(t, folderWith(t, "p", c.files...)))
 			var faults Faults
 			if !errors.As(err, &faults) || !strings.Contains(err.Error(), c.want) || faults[0].Line != 4 {
-				t.Errorf("Pack returned error %v\nwant line 4 … %s", err, c.want)
+				t.Errorf("Pack returned error %v\nwant a fault in line 4 with %s", err, c.want)
 			}
 		})
 	}

@@ -25,7 +25,7 @@ func TestSpecialFiles(t *testing.T) {
 	defer l.Close()
 	_, err = packHere(t, local(t, dir))
 	if want := `compose.yaml:5: services.app.env_file: "d/pipe" is a named pipe, not a regular file`; err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("Pack returned error %v, want %s", err, want)
+		t.Errorf("Pack of a stack whose env_file is a pipe returned error %v, want %s", err, want)
 	}
 	text := "services:\n  app:\n    image: a\n    volumes: [\"./d:/x\"]\n"
 	if err := os.WriteFile(filepath.Join(dir, "compose.yaml"), []byte(text), 0o600); err != nil {
@@ -34,7 +34,7 @@ func TestSpecialFiles(t *testing.T) {
 	_, err = packHere(t, local(t, dir))
 	for _, want := range []string{`"d/pipe" is a named pipe`, `"d/sock" is a socket, not a regular file; leave it out with .persysignore`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("Pack returned error %v, want %s", err, want)
+			t.Errorf("Pack of a stack that mounts a folder with special files returned error %v, want %s", err, want)
 		}
 	}
 }

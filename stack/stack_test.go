@@ -74,24 +74,24 @@ func TestFaultsNameTheirLine(t *testing.T) {
 		line       int
 		want       string
 	}{
-		{"a required variable", "services:\n  web:\n    image: a:${TAG:?give a tag}\n", 3, "needs the variable TAG, which is not set or empty (give a tag); set it in the file .env"},
-		{"wrong syntax of a variable", service("    command: \"${\"\n"), 4, "is no valid use of a variable"},
-		{"a key that is set twice", "services:\n  web:\n    image: a\n    tty: true\n    image: b\n", 5, `mapping key "image" already defined at line 3`},
-		{"two merge keys in one mapping", "x-a: &a {tty: true}\nx-b: &b {init: true}\nservices:\n  web:\n    <<: *a\n    <<: *b\n    image: c\n", 6, `mapping key "<<" already defined at line 5`},
-		{"a tab as indentation", "services:\n\tweb: {}\n", 2, "is not valid YAML"},
-		{"a range of ports backwards", service("    ports: [\"9002-9000:80\"]\n"), 4, "invalid hostPort: 9002-9000"},
-		{"a long range of ports backwards", service("    ports:\n      - {target: 80, published: \"9002-9000\"}\n"), 5, "is backwards"},
-		{"one host port for several replicas", service("    ports: [\"8080:80\"]\n    scale: 2\n"), 4, "is for one container, and the service has 2 replicas"},
-		{"a range of host ports that is shorter than the number of replicas", service("    ports: [\"8080-8081:80\"]\n    deploy: {replicas: 3}\n"), 4, "give a range of 3 ports"},
-		{"one host port that two services publish", service("    ports: [\"8080:80\"]\n  api:\n    image: b\n    ports: [\"127.0.0.1:8080:81\"]\n"), 4, "is also published by service api"},
-		{"one container_name for two services", service("    container_name: same\n  api:\n    image: b\n    container_name: same\n"), 4, `"same" is also the container_name of service api`},
-		{"container_name and replicas", service("    container_name: fixed\n    scale: 3\n"), 4, "is one name for several containers (scale)"},
-		{"too little memory", service("    mem_limit: 4m\n"), 4, "an engine takes at least 6 MiB"},
-		{"too little memory in deploy", service("    deploy:\n      resources:\n        limits: {memory: 1000b}\n"), 6, "an engine takes at least 6 MiB"},
-		{"too little CPU", service("    cpus: 0.001\n"), 4, "at least 0.01"},
-		{"a reservation above the limit", service("    mem_limit: 8m\n    mem_reservation: 9m\n"), 5, "is more than mem_limit"},
-		{"a long environment value", service("    environment:\n      A: b\n      BIG: " + strings.Repeat("x", 140_000) + "\n"), 6, "Linux takes at most 131071"},
-		{"a long word of a command", service("    command: [" + strings.Repeat("x", 140_000) + "]\n"), 4, "Linux takes at most 131071"},
+		{"a required variable is not set", "services:\n  web:\n    image: a:${TAG:?give a tag}\n", 3, "needs the variable TAG, which is not set or empty (give a tag); set it in the file .env"},
+		{"a variable has a wrong syntax", service("    command: \"${\"\n"), 4, "is no valid use of a variable"},
+		{"a key is set twice", "services:\n  web:\n    image: a\n    tty: true\n    image: b\n", 5, `mapping key "image" already defined at line 3`},
+		{"one mapping has two merge keys", "x-a: &a {tty: true}\nx-b: &b {init: true}\nservices:\n  web:\n    <<: *a\n    <<: *b\n    image: c\n", 6, `mapping key "<<" already defined at line 5`},
+		{"a line is indented with a tab", "services:\n\tweb: {}\n", 2, "is not valid YAML"},
+		{"a range of host ports in the short form goes backwards", service("    ports: [\"9002-9000:80\"]\n"), 4, "invalid hostPort: 9002-9000"},
+		{"a range of host ports in the long form goes backwards", service("    ports:\n      - {target: 80, published: \"9002-9000\"}\n"), 5, "is backwards"},
+		{"several replicas have one host port", service("    ports: [\"8080:80\"]\n    scale: 2\n"), 4, "is for one container, and the service has 2 replicas"},
+		{"a range has fewer host ports than the service has replicas", service("    ports: [\"8080-8081:80\"]\n    deploy: {replicas: 3}\n"), 4, "give a range of 3 ports"},
+		{"two services publish the same host port", service("    ports: [\"8080:80\"]\n  api:\n    image: b\n    ports: [\"127.0.0.1:8080:81\"]\n"), 4, "is also published by service api"},
+		{"two services have the same container_name", service("    container_name: same\n  api:\n    image: b\n    container_name: same\n"), 4, `"same" is also the container_name of service api`},
+		{"a service with several replicas has a container_name", service("    container_name: fixed\n    scale: 3\n"), 4, "is one name for several containers (scale)"},
+		{"mem_limit is below the engine's minimum", service("    mem_limit: 4m\n"), 4, "an engine takes at least 6 MiB"},
+		{"the memory limit in deploy is below the engine's minimum", service("    deploy:\n      resources:\n        limits: {memory: 1000b}\n"), 6, "an engine takes at least 6 MiB"},
+		{"the CPU limit is below the engine's minimum", service("    cpus: 0.001\n"), 4, "at least 0.01"},
+		{"the memory reservation is above the limit", service("    mem_limit: 8m\n    mem_reservation: 9m\n"), 5, "is more than mem_limit"},
+		{"an environment value is longer than Linux allows", service("    environment:\n      A: b\n      BIG: " + strings.Repeat("x", 140_000) + "\n"), 6, "Linux takes at most 131071"},
+		{"a word of a command is longer than Linux allows", service("    command: [" + strings.Repeat("x", 140_000) + "]\n"), 4, "Linux takes at most 131071"},
 		{"Latin-1", service("    environment: {A: \"caf\xe9\"}\n"), 4, "column 26: is not UTF-8: byte 0xe9"},
 		{"UTF-16", "\xff\xfes\x00", 1, "is UTF-16"},
 		{"UTF-16 without a byte order mark", "s\x00e\x00", 1, "column 2: contains a NUL byte"},
@@ -101,15 +101,15 @@ func TestFaultsNameTheirLine(t *testing.T) {
 		{"an unknown key", service("    imagine: 1\n"), 4, "additional properties 'imagine' not allowed"},
 		{"an undefined volume", service("    volumes: [\"data:/d\"]\n"), 4, "declare it under the top-level key volumes"},
 		{"an undefined dependency", service("    depends_on: [db]\n"), 4, "depends on undefined service"},
-		{"a circle of dependencies", service("    depends_on: [api]\n  api:\n    image: b\n    depends_on: [web]\n"), 7, "dependency cycle detected"},
+		{"services depend on each other in a circle", service("    depends_on: [api]\n  api:\n    image: b\n    depends_on: [web]\n"), 7, "dependency cycle detected"},
 		{"a wrong duration", service("    healthcheck: {interval: often}\n"), 4, "write a duration with its unit"},
 		{"a size of over 8 EiB", service("    mem_limit: 9000000t\n"), 4, "is negative or too large"},
 		{"a wrong size", service("    mem_limit: lots\n"), 4, "write bytes with a unit"},
 		{"a stop_grace_period over the limit", service("    stop_grace_period: 1h\n"), 4, "is 1h0m0s, and no cluster waits longer than 10m for a container to stop: write 10m or less"},
 		{"an unknown signal", service("    stop_signal: SIGTREM\n"), 4, `must be a signal of Linux, such as SIGTERM, SIGQUIT or 15, got "SIGTREM"`},
-		{"no enabled service", service("    profiles: [debug]\n"), 1, "no service is enabled"},
-		{"services without replicas", service("    scale: 0\n"), 1, "every service has 0 replicas"},
-		{"a wrong type", "services:\n  web:\n    image: a\n    extends: {file: 3, service: x}\n", 0, ""},
+		{"no service of the stack is enabled", service("    profiles: [debug]\n"), 1, "no service is enabled"},
+		{"every service of the stack has 0 replicas", service("    scale: 0\n"), 1, "every service has 0 replicas"},
+		{"a value has a wrong type", "services:\n  web:\n    image: a\n    extends: {file: 3, service: x}\n", 0, ""},
 		{"a document that is a list", "- a\n", 1, "is not valid YAML"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -121,7 +121,7 @@ func TestFaultsNameTheirLine(t *testing.T) {
 				t.Fatalf("Load returned error %v, want Faults", err)
 			}
 			if f := faults[0]; f.Line != c.line || !strings.Contains(f.Rule, c.want) {
-				t.Errorf("the first fault is on line %d: %s\nwant line %d: …%s…", f.Line, f.String(), c.line, c.want)
+				t.Errorf("the first fault that Load returned is on line %d: %s\nwant a fault on line %d with %s", f.Line, f.String(), c.line, c.want)
 			}
 		})
 	}
@@ -129,15 +129,15 @@ func TestFaultsNameTheirLine(t *testing.T) {
 
 func TestValidStacksAreLoaded(t *testing.T) {
 	for _, c := range []struct{ name, text string }{
-		{"a range of ports for replicas", "services: {web: {image: a, scale: 3, ports: [\"8080-8082:80\"]}}"},
-		{"one host port on two addresses", "services: {web: {image: a, ports: [\"127.0.0.1:80:80\"]}, api: {image: a, ports: [\"127.0.0.2:80:80\"]}}"},
-		{"one host port with two protocols", "services: {web: {image: a, ports: [\"53:53/udp\", \"53:53/tcp\"]}}"},
-		{"the least memory", "services: {web: {image: a, mem_limit: 6m}}"},
-		{"the longest value", "services: {web: {image: a, environment: {K: " + strings.Repeat("x", engine.MaxArg-2) + "}}}"},
+		{"a range of host ports for as many replicas", "services: {web: {image: a, scale: 3, ports: [\"8080-8082:80\"]}}"},
+		{"the same host port on two addresses", "services: {web: {image: a, ports: [\"127.0.0.1:80:80\"]}, api: {image: a, ports: [\"127.0.0.2:80:80\"]}}"},
+		{"the same host port with two protocols", "services: {web: {image: a, ports: [\"53:53/udp\", \"53:53/tcp\"]}}"},
+		{"the smallest memory limit that engines accept", "services: {web: {image: a, mem_limit: 6m}}"},
+		{"the longest environment value that Linux allows", "services: {web: {image: a, environment: {K: " + strings.Repeat("x", engine.MaxArg-2) + "}}}"},
 		{"a missing optional env_file", "services: {web: {image: a, env_file: [{path: no.env, required: false}]}}"},
 		{"a missing env_file of a disabled service", "services: {web: {image: a}, dbg: {image: a, profiles: [x], env_file: no.env}}"},
-		{"a byte order mark", "\ufeffservices: {web: {image: a}}"},
-		{"an absolute bind mount", "services: {web: {image: a, volumes: [\"/srv:/srv\"]}}"},
+		{"a Compose file with a byte order mark", "\ufeffservices: {web: {image: a}}"},
+		{"a bind mount of an absolute path", "services: {web: {image: a, volumes: [\"/srv:/srv\"]}}"},
 		{"seccomp switched off", "services: {web: {image: a, security_opt: [\"seccomp:unconfined\"]}}"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -217,7 +217,7 @@ func TestHostFilesAreOutOfReach(t *testing.T) {
 				case !errors.As(err, &faults):
 					t.Fatalf("Load must not read a file of the host, but returned project %v and error %v", p, err)
 				case !strings.Contains(err.Error(), way.want) && !strings.Contains(err.Error(), "project_directory and env_file only") && !strings.Contains(err.Error(), "must not contain .."):
-					t.Errorf("Load returned %v\nwant …%s…", err, way.want)
+					t.Errorf("Load of a stack that names a file of the host returned %v\nwant an error that contains %s", err, way.want)
 				}
 			})
 		}
@@ -381,9 +381,9 @@ func TestLoadRefusesCostlyStacks(t *testing.T) {
 		name, want string
 		src        Source
 	}{
-		{"aliases that multiply", "to load", source(bomb + "services: {web: {image: a}}")},
+		{"YAML aliases that stand for very many values", "to load", source(bomb + "services: {web: {image: a}}")},
 		{"deeply nested lists", "max depth", source("services: {web: {image: a, x-y: " + strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000) + "}}")},
-		{"paths of depends_on that multiply", "to load", source(chain(60))},
+		{"depends_on entries with an exponential number of paths", "to load", source(chain(60))},
 		{"files that include each other", "include", source("include: [a.yaml]", "a.yaml", "include: [b.yaml]", "b.yaml", "include: [a.yaml]")},
 		{"more files than the maximum", "one file too many", many},
 	} {
@@ -391,7 +391,7 @@ func TestLoadRefusesCostlyStacks(t *testing.T) {
 			_, err := load1(t, c.src)
 			var faults Faults
 			if !errors.As(err, &faults) || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("Load returned %v, want a fault with %q", err, c.want)
+				t.Errorf("Load of a stack that needs too many resources returned %v, want a fault that contains %q", err, c.want)
 			}
 		})
 	}
@@ -413,7 +413,7 @@ func TestLimitsOfAChild(t *testing.T) {
 			_, err := NewLoader(c.opt).Load(t.Context(), source(big))
 			var faults Faults
 			if !errors.As(err, &faults) || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("Load returned %v, want a fault with %q", err, c.want)
+				t.Errorf("Load beyond the limit of its child process returned %v, want a fault that contains %q", err, c.want)
 			}
 		})
 	}
@@ -425,11 +425,11 @@ func TestLimitsOfAChild(t *testing.T) {
 		}
 		var busy *Busy
 		if _, err := l.Load(t.Context(), source("services: {}")); !errors.As(err, &busy) {
-			t.Errorf("Load returned %v while AtOnce loads were running, want Busy", err)
+			t.Errorf("one more Load while AtOnce loads were running returned %v, want *Busy", err)
 		}
 		release()
 	})
-	t.Run("the child ends when its caller goes away", func(t *testing.T) {
+	t.Run("the child process ends when the context of its caller ends", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if _, err := NewLoader(Options{}).Load(ctx, source("services: {}")); !errors.Is(err, context.Canceled) {
@@ -440,15 +440,15 @@ func TestLimitsOfAChild(t *testing.T) {
 
 func TestParseEnv(t *testing.T) {
 	for _, c := range []struct{ name, text, want, fault string }{
-		{"a byte order mark", "\ufeffA=1\n", "1", ""},
-		{"line ends of Windows", "A=1\r\nB=2\r\n", "1", ""},
+		{"a .env text with a byte order mark", "\ufeffA=1\n", "1", ""},
+		{"a .env text with line ends of Windows", "A=1\r\nB=2\r\n", "1", ""},
 		{"quotes", "A='1 # no'\n", "1 # no", ""},
-		{"a line without a key", "A=1\nB C D\n", "", "line 2"},
+		{"a .env text with a line without a key", "A=1\nB C D\n", "", "line 2"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			env, err := ParseEnv([]byte(c.text), nil)
 			if (err != nil) != (c.fault != "") || err != nil && !strings.Contains(err.Error(), c.fault) {
-				t.Fatalf("ParseEnv returned error %v, want one with %q", err, c.fault)
+				t.Fatalf("ParseEnv returned error %v, want an error that contains %q, or none if it is empty", err, c.fault)
 			}
 			if env["A"] != c.want {
 				t.Errorf("ParseEnv returned the variables %v, want A=%q", env, c.want)
@@ -470,7 +470,7 @@ func TestServicesOfAJobHaveNoRestartPolicy(t *testing.T) {
 			errors.As(err, &faults)
 			want := job && line > 0
 			if (err != nil) != want || want && (len(faults) != 1 || faults[0].Line != line || !strings.Contains(faults[0].Rule, "must be no or absent in a job")) {
-				t.Errorf("with %q, as a job: %t, the load returned %v; want a fault in line %d only in a job", lines, job, err, line)
+				t.Errorf("a service with %q, in a stack that is a job: %t: the load returned %v; want a fault in line %d only if the stack is a job", lines, job, err, line)
 			}
 		}
 	}

@@ -120,7 +120,7 @@ func (s *Source) Run(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			s.stale = true // set this, so that the next attempt waits for Retry
+			s.stale = true // mark the renewal as failed, so that the next attempt waits for Retry
 			s.cfg.Log.Warn("Vault did not renew the certificate; the program asks again later", "err", err, "retry", s.cfg.Retry)
 		}
 	}

@@ -87,13 +87,13 @@ func TestIssuedCertificateWorks(t *testing.T) {
 				have := strings.Split(fmt.Sprint(asked[0][key]), ",")
 				for _, w := range want {
 					if !slices.Contains(have, w) {
-						t.Errorf("the request field %s is %v and must contain %s", key, have, w)
+						t.Errorf("the field %s of the request to Vault is %v, want one that contains %s", key, have, w)
 					}
 				}
 			}
 			for path, mode := range map[string]os.FileMode{cfg.Files.Key: 0o600, cfg.Files.Cert: 0o644, cfg.Files.CA: 0o644, filepath.Dir(cfg.Files.Key): 0o700 | os.ModeDir} {
 				if st, err := os.Stat(path); err != nil || st.Mode() != mode {
-					t.Errorf("%s has mode %v, want %v: %v", path, st.Mode(), mode, err)
+					t.Errorf("file %s has mode %v, want %v (error %v)", path, st.Mode(), mode, err)
 				}
 			}
 			files, err := pki.LoadFiles(pki.FilesConfig{CA: cfg.Files.CA, Cert: cfg.Files.Cert, Key: cfg.Files.Key, Mapping: pki.LegacyMapping("")})
@@ -101,10 +101,10 @@ func TestIssuedCertificateWorks(t *testing.T) {
 				t.Fatal(err)
 			}
 			if id := files.Identity(); id.Role != pki.RoleAgent || id.ID != "node-7" {
-				t.Errorf("the certificate has identity %v, want agent node-7", id)
+				t.Errorf("the certificate from Vault has the identity %v, want agent node-7", id)
 			}
 			if err := handshake(files); err != nil {
-				t.Errorf("mutual TLS with the certificate must succeed, but: %v", err)
+				t.Errorf("mutual TLS with the certificate from Vault must succeed, but returned %v", err)
 			}
 		})
 	}
@@ -145,7 +145,7 @@ func TestStartFindsACertificate(t *testing.T) {
 		cfg := config(v, t.TempDir())
 		issue(t, cfg)
 		if err := source(t, cfg).Start(t.Context()); err != nil || len(v.Issued()) != 1 {
-			t.Errorf("Start returned %v, Vault issued %d certificates, want success and one certificate", err, len(v.Issued()))
+			t.Errorf("a second Start returned %v and Vault issued %d certificates in all, want success and one certificate", err, len(v.Issued()))
 		}
 	})
 	t.Run("a certificate of another program is replaced", func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestStartFindsACertificate(t *testing.T) {
 		issue(t, other)
 		cfg.Service = "mine"
 		if err := source(t, cfg).Start(t.Context()); err != nil || leafAt(t, cfg.Files).Subject.CommonName != "mine" {
-			t.Errorf("Start returned %v, the certificate is for %s, want that the stored certificate for mine is kept", err, leafAt(t, cfg.Files).Subject.CommonName)
+			t.Errorf("Start returned %v, the stored certificate is for %s, want one for the service mine", err, leafAt(t, cfg.Files).Subject.CommonName)
 		}
 	})
 	t.Run("Start fails if Vault is unreachable and no certificate is stored", func(t *testing.T) {
@@ -167,7 +167,7 @@ func TestStartFindsACertificate(t *testing.T) {
 			t.Errorf("Start returned %v, want an error that names the sealed Vault and the missing file", err)
 		}
 	})
-	t.Run("Vault is unreachable and the stored certificate has expired: it is used until Vault returns", func(t *testing.T) {
+	t.Run("an expired certificate is used until Vault is reachable again", func(t *testing.T) {
 		v := server(t)
 		cfg := config(v, t.TempDir())
 		cfg.TTL = time.Second
@@ -198,7 +198,7 @@ func TestStartFindsACertificate(t *testing.T) {
 			tc.set(&cfg)
 			err := source(t, cfg).Start(t.Context())
 			if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "guessed") {
-				t.Errorf("Start returned %v, want %q", err, tc.want)
+				t.Errorf("Start with wrong credentials returned %v, want an error that contains %q and not the credentials", err, tc.want)
 			}
 		}
 	})
@@ -237,7 +237,7 @@ func TestRunRenewsInTime(t *testing.T) {
 	first := leafAt(t, cfg.Files)
 	v.Seal(true)
 	run(t, s)
-	testbed.Until(t, "Vault refuses several requests of the program", func() bool { return v.Refused() >= 3 })
+	testbed.Until(t, "Vault has refused several requests of the program", func() bool { return v.Refused() >= 3 })
 	v.Seal(false)
 	renewed(t, cfg.Files, first)
 }
@@ -268,7 +268,7 @@ func TestACertificateThatCannotBeWrittenIsIssuedOnce(t *testing.T) {
 		t.Errorf("Vault issued %d certificates, want 1", n)
 	}
 	if err := s.Renew(t.Context()); err != nil || len(v.Issued()) != 2 {
-		t.Errorf("Renew returned %v; Vault issued %d certificates, want a second one after the first was written", err, len(v.Issued()))
+		t.Errorf("Renew returned %v; Vault issued %d certificates, want a second certificate after the first was written", err, len(v.Issued()))
 	}
 }
 
@@ -298,7 +298,7 @@ func TestSettingsAreChecked(t *testing.T) {
 		{Access{Addr: "http://vault:8200", Auth: "ldap", Settings: "PERSYS_GATEWAY_VAULT_"}, "PERSYS_GATEWAY_VAULT_AUTH_METHOD"},
 	} {
 		if err := tc.a.Check(); err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("New returned %v, want %s", err, tc.want)
+			t.Errorf("Check of the access settings returned %v, want an error that names %s", err, tc.want)
 		}
 	}
 }
@@ -317,13 +317,13 @@ func TestTransitWrapsTheKey(t *testing.T) {
 	}
 	raw, err := os.ReadFile(f.Path)
 	if err != nil || !strings.HasPrefix(string(raw), "persys-wrapped-key-1.transit.vault:v1:") || strings.Contains(string(raw), strings.Split(key.Export(), ".")[2]) {
-		t.Errorf("the key file holds %q: %v", raw, err)
+		t.Errorf("the key file contains %q (error %v), want only a key that is wrapped by transit", raw, err)
 	}
 	if again, err := f.Load(); err != nil || again.ID() != key.ID() {
 		t.Errorf("Load returned key %v, error %v, want the same key", again, err)
 	}
 	if _, err := pki.LoadKey(f.Path); err == nil || !strings.Contains(err.Error(), "encrypted by transit") {
-		t.Errorf("Load without Vault returned %v, want an error that says it is encrypted by transit", err)
+		t.Errorf("LoadKey of a wrapped key without Vault returned %v, want an error that says that the key is encrypted by transit", err)
 	}
 	v.Seal(true)
 	if _, err := f.Load(); err == nil || !strings.Contains(err.Error(), "sealed") {

@@ -26,7 +26,7 @@ func TestPackAndUnpack(t *testing.T) {
 	}
 	other, err := Pack([]File{files[3], files[1], files[2], files[0]})
 	if err != nil || !bytes.Equal(packed, other) {
-		t.Errorf("the same files in another order give another archive, or Pack failed: %v", err)
+		t.Errorf("Pack of the same files in another order must return the same archive, but returned another or failed: %v", err)
 	}
 	got, err := Unpack(packed)
 	if err != nil {
@@ -53,20 +53,20 @@ func TestCheckRefusesPathsAndSizes(t *testing.T) {
 		files []File
 		want  string
 	}{
-		{"an absolute path", file("/etc/passwd"), "is no path in the stack's folder"},
-		{"a path that leads out of the folder", file("a/../../b"), "is no path in the stack's folder"},
-		{"the folder itself", file("."), "is no path in the stack's folder"},
-		{"an empty path", file(""), "is no path in the stack's folder"},
-		{"a path with a backslash", file(`a\b`), "is no path in the stack's folder"},
-		{"a long path", file(strings.Repeat("a/", 300) + "a"), "has 601 bytes"},
-		{"the same path twice", file("a", "a"), "is listed twice"},
+		{"a file with an absolute path", file("/etc/passwd"), "is no path in the stack's folder"},
+		{"a file whose path leads out of the folder", file("a/../../b"), "is no path in the stack's folder"},
+		{"a file whose path is the folder itself", file("."), "is no path in the stack's folder"},
+		{"a file with an empty path", file(""), "is no path in the stack's folder"},
+		{"a file whose path has a backslash", file(`a\b`), "is no path in the stack's folder"},
+		{"a file whose path is too long", file(strings.Repeat("a/", 300) + "a"), "has 601 bytes"},
+		{"two files with the same path", file("a", "a"), "is listed twice"},
 		{"a file whose path is also the folder of another file", file("a/b", "a"), `"a" is a file, but "a/b" needs a folder of this name`},
 		{"too many files", file(many...), "1001 files, and a stack may have at most 1000"},
 		{"too many bytes", []File{{Path: "a", Data: make([]byte, MaxBytes+1)}}, "and a stack may have at most 2 MiB"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, err := Pack(c.files); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("Check returned error %v, want %q", err, c.want)
+				t.Errorf("Pack returned error %v, want an error that contains %q", err, c.want)
 			}
 		})
 	}
@@ -108,7 +108,7 @@ func TestUnpackRefuses(t *testing.T) {
 		{"an archive whose files are too large", archive(&tar.Header{Typeflag: tar.TypeReg, Name: "a", Size: MaxBytes + 1}), "more than 1000 files or 2 MiB"},
 	} {
 		if _, err := Unpack(c.packed); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("case %s: Unpack returned error %v, want %q", c.name, err, c.want)
+			t.Errorf("case %s: Unpack returned error %v, want an error that contains %q", c.name, err, c.want)
 		}
 	}
 }
