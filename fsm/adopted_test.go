@@ -61,10 +61,10 @@ func TestAdoptedRevision(t *testing.T) {
 			}
 		}, "rev-7"},
 		{"a revision that another node reports is not adopted", func(t *testing.T, w *world) {
-			is(t, "skipped", w.do(adoptRevision(w.generation("web"), "web", "b", "rev-7")).Skipped, 1)
+			is(t, "number of skipped items of the command", w.do(adoptRevision(w.generation("web"), "web", "b", "rev-7")).Skipped, 1)
 		}, "rev-9"},
 		{"a revision that is too long is not adopted", func(t *testing.T, w *world) {
-			is(t, "skipped", w.do(adoptRevision(w.generation("web"), "web", "a", strings.Repeat("x", MaxAdopted+1))).Skipped, 1)
+			is(t, "number of skipped items of the command", w.do(adoptRevision(w.generation("web"), "web", "a", strings.Repeat("x", MaxAdopted+1))).Skipped, 1)
 		}, "rev-9"},
 		{"an apply of the same content keeps the adopted revision", func(t *testing.T, w *world) { w.do(put("web")) }, "rev-9"},
 		{"a stop keeps the adopted revision", func(t *testing.T, w *world) { w.ok(setDesired("web", "Stopped")) }, "rev-9"},
@@ -84,7 +84,7 @@ func TestAdoptedRevision(t *testing.T) {
 				is(t, "revision of the content", strings.HasPrefix(got.Revision(), "c1-"), true)
 				return
 			}
-			is(t, "revision", got.Revision(), c.want)
+			is(t, `revision of workload "web"`, got.Revision(), c.want)
 			back, err := workloadOf(workloadPB(got))
 			if err != nil || back.Adopted != got.Adopted {
 				t.Errorf("the record read from the snapshot has the adopted revision %q (error %v), want the one before the snapshot", back.Adopted, err)

@@ -169,21 +169,21 @@ var securityTypes = [...]string{
 	EventReplicaRemoved, EventNodeFenced, EventNodeRemoved,
 }
 
-// auditedCalls lists the calls outside the replicated log that belong into AuditSecurity, by the names of their
-// methods in audit events.
+// auditedCalls lists the calls that are not commands of the Raft log, but whose events belong into
+// AuditSecurity. Each call has the name that its audit event has.
 var auditedCalls = [...]string{"transfer leadership", "remove replica"}
 
 // isSecurity reports whether an event belongs into the log AuditSecurity.
 func (t *Tx) isSecurity(e *Event) bool {
 	switch e.Type {
 	case EventClusterRestored, EventClusterRecovered:
-		return true // a restore and a recovery replace the state, so no call of the log causes them
+		return true // a restore and a recovery are not commands of the log, so t.caller is empty here
 	case EventCallMade:
 		return len(t.confined) == 0 && slices.ContainsFunc(e.Details, func(d Label) bool { return d.Key == "call" && slices.Contains(auditedCalls[:], d.Value) })
 	case EventJoined:
-		// Log the join only if it uses up its token, so that each token adds at most one record. Ignore the
-		// namespaces to which the call is confined, because callers without rights join, and callers can
-		// confine their own calls.
+		// Log the join only if it uses up its token, so that each token adds at most one record. t.confined
+		// is not checked: every caller can limit its own call to namespaces, and could so keep its join out of
+		// this log.
 		return t.caller != "" && t.usedUp
 	}
 	return t.caller != "" && len(t.confined) == 0 && slices.Contains(securityTypes[:], e.Type)

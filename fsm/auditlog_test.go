@@ -48,7 +48,7 @@ func TestAuditOutlivesEvents(t *testing.T) {
 	}
 	refusals := auditOf(s, AuditRefusals)
 	if len(refusals) != MaxAuditRefusals || refusals[0] != fmt.Sprintf("101 %s refused 100", EventCallRefused) {
-		t.Errorf("the audit log keeps %d refused calls, the oldest is %s; want MaxAuditRefusals, the oldest from index 101", len(refusals), refusals[0])
+		t.Errorf("the audit log \"refusals\" has %d records, the oldest is %s; want MaxAuditRefusals records, of which the oldest has number 101", len(refusals), refusals[0])
 	}
 	if err := s.Check(); err != nil {
 		t.Error(err)
@@ -64,10 +64,10 @@ func TestAuditOutlivesEvents(t *testing.T) {
 		}
 		for _, l := range AuditLogs() {
 			if got, want := auditOf(again, l), auditOf(s, l); strings.Join(got, "\n") != strings.Join(want, "\n") {
-				t.Errorf("audit log %s: %d records, want %d", l, len(got), len(want))
+				t.Errorf("after a snapshot, audit log %s has %d records, want the same %d as before", l, len(got), len(want))
 			}
 			if again.AuditLast(l) != s.AuditLast(l) || again.r.audit.of(l).head != s.r.audit.of(l).head {
-				t.Errorf("audit log %s must keep its last number and hash in a snapshot, but one of them changed", l)
+				t.Errorf("audit log %s must keep its last number and hash in a snapshot, but the number or the hash changed", l)
 			}
 		}
 	})
@@ -77,7 +77,7 @@ func TestAuditOutlivesEvents(t *testing.T) {
 		a := &tx.r.audit.changes
 		a.records.At(a.records.Len() - 1).Event.By = "somebody else"
 		if err := tx.Commit().Check(); err == nil || !strings.Contains(err.Error(), "wrong hash") {
-			t.Errorf("Check returned %v", err)
+			t.Errorf("Check of an audit log with a changed record returned error %v, want one that says \"wrong hash\"", err)
 		}
 	})
 }
@@ -90,7 +90,7 @@ func TestAuditIsBoundedByBytes(t *testing.T) {
 		a.add(Event{Seq: uint64(i), Message: strings.Repeat("x", 744)}, 100, 10_000)
 	}
 	if n := a.records.Len(); n != 10 || a.bytes != 10_000 || a.records.At(0).Number != 41 {
-		t.Errorf("the audit log keeps %d records of %d bytes, the oldest has number %d; want 10, 10000 and 41", n, a.bytes, a.records.At(0).Number)
+		t.Errorf("the audit log keeps %d records of %d bytes, the oldest has number %d; want 10 records of 10000 bytes, the oldest with number 41", n, a.bytes, a.records.At(0).Number)
 	}
 }
 
@@ -107,7 +107,7 @@ func TestOrdinaryUpdatesKeepSecurityRecords(t *testing.T) {
 	w.ok(admin(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
 		Type: EventCallMade, Message: "replica s3", Details: []*commandv1.Label{{Key: "call", Value: "remove replica"}}}}}))
 	want := auditOf(w.s, AuditSecurity)
-	is(t, "records in the security log", len(want), 3)
+	is(t, "number of records in the security log", len(want), 3)
 
 	confined := func(c Command) Command {
 		c.Head = &commandv1.Head{At: w.now, By: "persys://c/user/vera", From: "192.0.2.9", Namespaces: []string{"shop"}}
@@ -153,8 +153,8 @@ func TestAuditLogOfAnEvent(t *testing.T) {
 		is(t, kind, tx.auditLogOf(&Event{Type: kind}), want)
 	}
 	tx := formed(t).s.Begin()
-	is(t, "an event that no call caused", tx.auditLogOf(&Event{Type: EventTokenDeleted}), "")
-	is(t, "a restore", tx.auditLogOf(&Event{Type: EventClusterRestored}), AuditSecurity)
+	is(t, "audit log of an event that no call caused", tx.auditLogOf(&Event{Type: EventTokenDeleted}), "")
+	is(t, "audit log of the event of a restore", tx.auditLogOf(&Event{Type: EventClusterRestored}), AuditSecurity)
 }
 
 // TestJoinsInTheSecurityLog: the security log has one join of each token, even if the caller limits the call
@@ -175,13 +175,13 @@ func TestJoinsInTheSecurityLog(t *testing.T) {
 	}
 	viewer := func(a *commandv1.Admit) { a.Access = "viewer" }
 	w.ok(joinToken(w, "one", "user"))
-	is(t, "a join with a token of one use", log(join(w, "one", "user", "ada", viewer)), AuditSecurity)
-	is(t, "a repeat of the join", log(join(w, "one", "user", "ada", viewer)), AuditChanges)
+	is(t, "audit log of a join with a token of one use", log(join(w, "one", "user", "ada", viewer)), AuditSecurity)
+	is(t, "audit log of a repeated join with that token", log(join(w, "one", "user", "ada", viewer)), AuditChanges)
 	w.ok(joinToken(w, "three", "agent", uses(3)))
-	is(t, "the first of three joins", log(join(w, "three", "agent", "a")), AuditChanges)
-	is(t, "the second of three joins", log(join(w, "three", "agent", "b")), AuditChanges)
-	is(t, "the last of three joins", log(join(w, "three", "agent", "c")), AuditSecurity)
-	is(t, "a repeat of the last join", log(join(w, "three", "agent", "c")), AuditChanges)
+	is(t, "audit log of the first join with a token of three uses", log(join(w, "three", "agent", "a")), AuditChanges)
+	is(t, "audit log of the second join with that token", log(join(w, "three", "agent", "b")), AuditChanges)
+	is(t, "audit log of the third join, which uses up the token", log(join(w, "three", "agent", "c")), AuditSecurity)
+	is(t, "audit log of a repeat of the third join", log(join(w, "three", "agent", "c")), AuditChanges)
 }
 
 // ordinaryCommands lists the commands about the whole cluster whose events are not in the security log, with

@@ -39,18 +39,18 @@ func TestAutoscaledGroup(t *testing.T) {
 	w.ok(autoscaled(group(1, 2, 0, false), 2, 4))
 	w.everybodyRuns()
 	w.ok(autoscaled(scaling(1, 4, byLeader), 2, 4))
-	is(t, "members", w.members(), "web-0 web-1 web-2 web-3")
-	is(t, "event", w.eventOf(EventGroupScaled).Message, "web from 2 to 4: CPU use is 90 %")
+	is(t, "members of group web", w.members(), "web-0 web-1 web-2 web-3")
+	is(t, "message of the event GroupScaled", w.eventOf(EventGroupScaled).Message, "web from 2 to 4: CPU use is 90 %")
 	refused(t, w.do(scaling(1, 5, byLeader)), Invalid, "count: 5 is not in 2..4, the limits of autoscale of web")
 	refused(t, w.do(scaling(1, 1)), Invalid, "not in 2..4")
 	refused(t, w.do(scaling(1, 0, byLeader)), Invalid, "not in 2..4")
 	w.ok(scaling(1, 3))
-	is(t, "a person's number", w.members(), "web-0 web-1 web-2")
+	is(t, "members of group web after a person scaled it", w.members(), "web-0 web-1 web-2")
 	w.ok(scaling(1, 0))
-	is(t, "none", w.members(), "web-0-")
+	is(t, "members of group web after a scale to 0", w.members(), "web-0-")
 	refused(t, w.do(scaling(1, 2, byLeader)), Conflict, "does not choose")
 	w.ok(autoscaled(scaling(1, 2), 2, 4))
-	is(t, "started again", w.members(), "web-0 web-1")
+	is(t, "members of group web after it was started again", w.members(), "web-0 web-1")
 	w.ok(group(1, 2, 0, false))
 	refused(t, w.do(scaling(1, 3, byLeader)), Conflict, "does not choose")
 }
@@ -62,12 +62,12 @@ func TestMembersWithin(t *testing.T) {
 	w.ok(autoscaled(group(1, 2, 0, false), 2, 4))
 	first := w.workload("web-0")
 	_, limited := MembersWithin(w.s, first, 2)
-	is(t, "without a quota", limited, false)
+	is(t, "the quota limits the number of members, although there is no quota", limited, false)
 	for quota, want := range map[uint64]int{1: 2, 2: 2, 3: 3, 9: 9} {
 		w.ok(putNamespace(first.In(), func(b *commandv1.PutNamespace) { b.Quota = &commandv1.Quota{Workloads: int64(quota)} }))
 		n, limited := MembersWithin(w.s, first, 2)
-		is(t, "limited", limited, true)
-		is(t, "members", n, want)
+		is(t, "the quota limits the number of members", limited, true)
+		is(t, "number of members that the quota permits", n, want)
 	}
 }
 
@@ -89,12 +89,12 @@ func TestAutoscaleChangesNoOrder(t *testing.T) {
 	before := w.workload("web-1")
 	w.ok(autoscaled(group(1, 2, 1, false), 1, 9))
 	after := w.workload("web-1")
-	is(t, "limit", after.Demand.Autoscale.Max, 9)
-	is(t, "generation", after.Generation, before.Generation)
-	is(t, "event", w.eventOf(EventWorkloadUpdated).Message, "autoscale from 1 to 9 at 70 % CPU")
+	is(t, "stored maximum number of members", after.Demand.Autoscale.Max, 9)
+	is(t, `generation of workload "web-1"`, after.Generation, before.Generation)
+	is(t, "message of the event WorkloadUpdated", w.eventOf(EventWorkloadUpdated).Message, "autoscale from 1 to 9 at 70 % CPU")
 	w.ok(group(1, 2, 1, false))
-	is(t, "without", w.workload("web-1").Demand.Autoscale, nil)
-	is(t, "generation", w.workload("web-1").Generation, before.Generation)
+	is(t, "settings of the autoscaler after they were removed", w.workload("web-1").Demand.Autoscale, nil)
+	is(t, `generation of workload "web-1"`, w.workload("web-1").Generation, before.Generation)
 	if r, ok := w.s.Rollout("web"); ok {
 		t.Errorf("the change of the limits began an update: %+v", r)
 	}
@@ -108,13 +108,13 @@ func TestAutoscaleFaults(t *testing.T) {
 		set  func(*commandv1.Demand)
 		text string
 	}{
-		{"min of 0", func(d *commandv1.Demand) { d.Autoscale.Min = 0 }, "autoscale.min: 0"},
-		{"max below min", func(d *commandv1.Demand) { d.Autoscale.Max = 1 }, "autoscale.max: 1"},
-		{"max above the limit", func(d *commandv1.Demand) { d.Autoscale.Max = 1001 }, "autoscale.max: 1001"},
-		{"cpu of 0", func(d *commandv1.Demand) { d.Autoscale.Cpu = 0 }, "autoscale.cpu: 0"},
-		{"cpu above 80", func(d *commandv1.Demand) { d.Autoscale.Cpu = 81 }, "autoscale.cpu: 81"},
-		{"no cpu request", func(d *commandv1.Demand) { d.CpuMillicores = 0 }, "cpu_millicores"},
-		{"a virtual machine", func(d *commandv1.Demand) { d.Type = "vm" }, "containers"},
+		{"a min of 0 is refused", func(d *commandv1.Demand) { d.Autoscale.Min = 0 }, "autoscale.min: 0"},
+		{"a max below min is refused", func(d *commandv1.Demand) { d.Autoscale.Max = 1 }, "autoscale.max: 1"},
+		{"a max above the limit is refused", func(d *commandv1.Demand) { d.Autoscale.Max = 1001 }, "autoscale.max: 1001"},
+		{"a cpu of 0 % is refused", func(d *commandv1.Demand) { d.Autoscale.Cpu = 0 }, "autoscale.cpu: 0"},
+		{"a cpu above 80 % is refused", func(d *commandv1.Demand) { d.Autoscale.Cpu = 81 }, "autoscale.cpu: 81"},
+		{"an autoscaler without a CPU request is refused", func(d *commandv1.Demand) { d.CpuMillicores = 0 }, "cpu_millicores"},
+		{"an autoscaler of a virtual machine is refused", func(d *commandv1.Demand) { d.Type = "vm" }, "containers"},
 		{"a job", func(d *commandv1.Demand) { d.Job = &commandv1.Job{} }, "services"},
 		{"local data", func(d *commandv1.Demand) { d.LocalData = []*commandv1.LocalData{{Name: "volume a"}} }, "local data"},
 	} {
@@ -138,11 +138,11 @@ func TestUndoKeepsTheNumber(t *testing.T) {
 		w.step()
 		w.proceed()
 	}
-	is(t, "updated", w.versions(), "2 2 Completed")
+	is(t, "versions of the members and phase of the update (updated)", w.versions(), "2 2 Completed")
 	is(t, "UndoFault before the number of members changes", UndoFault(w.s, w.rolled()), "")
 	w.ok(autoscaled(scaling(2, 4, byLeader), 2, 8))
 	refused(t, w.do(rolloutAction("undo")), Conflict, "4 members by now, not 2", "apply the former file")
-	is(t, "members", w.members(), "web-0 web-1 web-2 web-3")
+	is(t, "members of group web", w.members(), "web-0 web-1 web-2 web-3")
 	w.ok(scaling(2, 0))
 	refused(t, w.do(rolloutAction("undo")), Conflict, "0 members by now, not 2")
 	w.ok(autoscaled(scaling(2, 2), 2, 8))
@@ -176,13 +176,13 @@ func TestAutoRevertDeletesNoMember(t *testing.T) {
 	w.wait(minute)
 	w.step()
 	is(t, "the second member fails, and the update is reverted", w.versions(), "2 2 1 2 Running back")
-	is(t, "event", strings.Contains(w.eventOf(EventRolloutReverting).Message, "apply the former file"), true)
+	is(t, "message of the event RolloutReverting", strings.Contains(w.eventOf(EventRolloutReverting).Message, "apply the former file"), true)
 	for range 4 {
 		w.step()
 		w.proceed("web-3")
 	}
 	is(t, "the former members have the former specification", w.versions(), "1 1 1 2 Completed back")
-	is(t, "members", w.members(), "web-0 web-1 web-2 web-3")
+	is(t, "members of group web", w.members(), "web-0 web-1 web-2 web-3")
 
 	w = formed(t, "a")
 	w.ok(group(1, 1, 1, true))
@@ -225,13 +225,13 @@ func TestAutoscaledMembersKeepThePolicy(t *testing.T) {
 	w.ok(putPolicy("own", func(m *commandv1.Policy) { m.Users = []string{"1000"} }))
 	w.ok(bind("", "shop"))
 	refused(t, w.do(shop(scaling(1, 3, byLeader), root)), NotAllowed, "web-1", `"own"`, "rule users")
-	is(t, "members", w.members(), "web-0")
+	is(t, "members of group web", w.members(), "web-0")
 
 	w = made("", root)
 	w.ok(setDrifts([]*commandv1.Drift{drifted("a", "web-2", DriftOrphan)}))
 	w.ok(shop(scaling(1, 2, byLeader), root))
 	refused(t, w.do(shop(scaling(1, 3, byLeader), root)), Denied, `"web-2"`, "persysctl drift")
-	is(t, "members", w.members(), "web-0 web-1")
+	is(t, "members of group web", w.members(), "web-0 web-1")
 }
 
 func autoscaleScenario(w *world) {

@@ -163,14 +163,14 @@ func TestDecodeBatchRefusals(t *testing.T) {
 		data    []byte
 		unknown bool
 	}{
-		{"a command of a newer version", frame(future), true},
-		{"a command without a body", frame(&commandv1.Command{}), true},
-		{"an unknown field of the batch", protowire.AppendVarint(protowire.AppendTag(nil, 9, protowire.VarintType), 1), true},
-		{"a truncated frame", []byte{0x0a, 0x05, 1}, false},
+		{"a command of a newer version is refused", frame(future), true},
+		{"a command without a body is refused", frame(&commandv1.Command{}), true},
+		{"an unknown field of the batch is refused", protowire.AppendVarint(protowire.AppendTag(nil, 9, protowire.VarintType), 1), true},
+		{"a truncated frame is refused", []byte{0x0a, 0x05, 1}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, err := DecodeBatch(c.data); err == nil || errors.Is(err, ErrUnknownCommand) != c.unknown {
-				t.Errorf("DecodeBatch returned error %v, want the error of this case", err)
+				t.Errorf("DecodeBatch returned error %v, want an error (ErrUnknownCommand: %t)", err, c.unknown)
 			}
 		})
 	}
@@ -178,7 +178,7 @@ func TestDecodeBatchRefusals(t *testing.T) {
 		t.Errorf("AppendCommand of a command without a body returned error %v, want ErrUnknownCommand", err)
 	}
 	if out, err := DecodeBatch(nil); err != nil || len(out) != 0 {
-		t.Errorf("an empty entry gave %v, %v", out, err)
+		t.Errorf("DecodeBatch of an empty log entry returned %v and error %v, want no commands and no error", out, err)
 	}
 }
 
@@ -231,12 +231,12 @@ func TestDecodeBatchSeesEveryDepth(t *testing.T) {
 // TestEveryArmHasARule: the command types of the proto file, the table armRules and the function armOf agree.
 func TestEveryArmHasARule(t *testing.T) {
 	body := (&commandv1.Command{}).ProtoReflect().Descriptor().Oneofs().ByName("body")
-	is(t, "rules", len(armRules), body.Fields().Len())
+	is(t, "number of rules in armRules", len(armRules), body.Fields().Len())
 	for i := range body.Fields().Len() {
 		fd := body.Fields().Get(i)
 		c := &commandv1.Command{}
 		c.ProtoReflect().Mutable(fd)
-		is(t, "name", ArmName(c), string(fd.Name()))
+		is(t, "ArmName of the command", ArmName(c), string(fd.Name()))
 		is(t, string(fd.Name())+" number", arm(fd.Name()).rule().number, uint32(fd.Number()))
 		w := formed(t, "a")
 		if res := w.do(c); res.Kind == Unsupported {

@@ -31,7 +31,7 @@ func is[V comparable](t *testing.T, what string, got, want V) {
 // refused checks that the command was refused with this kind and with a reason that contains each of names.
 func refused(t *testing.T, res Result, kind Kind, names ...string) {
 	t.Helper()
-	is(t, "kind", res.Kind, kind)
+	is(t, "verdict on the command", res.Kind, kind)
 	for _, n := range names {
 		if !strings.Contains(res.Reason, n) {
 			t.Errorf("the reason of the refusal is %q, want it to contain %q", res.Reason, n)
@@ -42,7 +42,7 @@ func refused(t *testing.T, res Result, kind Kind, names ...string) {
 // skipped checks that the only item of a planner command was skipped with a reason that contains each of names.
 func skipped(t *testing.T, res Result, names ...string) {
 	t.Helper()
-	is(t, "skipped", res.Skipped, 1)
+	is(t, "number of skipped items of the command", res.Skipped, 1)
 	refused(t, res, OK, names...)
 }
 
@@ -51,33 +51,33 @@ func TestPutWorkloads(t *testing.T) {
 		{"a new workload is Pending", func(t *testing.T, w *world) {
 			res := w.ok(put("web"))
 			wl := w.workload("web")
-			is(t, "status", wl.Status, StatusPending)
-			is(t, "generation", res.Items[0].Generation, wl.Generation)
-			is(t, "revision", res.Items[0].Revision, "c1-0123456789abcdef")
-			is(t, "attempts", wl.Retry.MaxAttempts, DefaultMaxAttempts)
-			is(t, "pending", w.s.PendingCount(), 1)
-			is(t, "events", strings.Join(w.events(), " "), EventWorkloadCreated)
+			is(t, `status of workload "web"`, wl.Status, StatusPending)
+			is(t, "generation in item 0 of the result", res.Items[0].Generation, wl.Generation)
+			is(t, "revision in item 0 of the result", res.Items[0].Revision, "c1-0123456789abcdef")
+			is(t, `MaxAttempts of workload "web"`, wl.Retry.MaxAttempts, DefaultMaxAttempts)
+			is(t, "number of workloads that wait for a placement", w.s.PendingCount(), 1)
+			is(t, "events of the last command", strings.Join(w.events(), " "), EventWorkloadCreated)
 		}},
 		{"a new workload with desired state Stopped waits for no node", func(t *testing.T, w *world) {
 			w.ok(put("web", desired("Stopped")))
-			is(t, "status", w.workload("web").Status, StatusStopped)
-			is(t, "pending", w.s.PendingCount(), 0)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusStopped)
+			is(t, "number of workloads that wait for a placement", w.s.PendingCount(), 0)
 		}},
 		{"an identical put changes nothing and keeps the generation", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			g := w.workload("web").Generation
 			res := w.ok(put("web"))
-			is(t, "unchanged", res.Items[0].Unchanged, true)
-			is(t, "generation", w.workload("web").Generation, g)
-			is(t, "changes", len(w.last), 0)
+			is(t, "item 0 of the result is Unchanged", res.Items[0].Unchanged, true)
+			is(t, `generation of workload "web"`, w.workload("web").Generation, g)
+			is(t, "number of records that the last command changed", len(w.last), 0)
 		}},
 		{"a new caller revision alone is stored without a new generation", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			g := w.workload("web").Generation
 			res := w.ok(put("web", func(p *commandv1.WorkloadPut) { p.CallerRevision = "rev-2" }))
-			is(t, "unchanged", res.Items[0].Unchanged, true)
-			is(t, "revision", w.workload("web").CallerRevision, "rev-2")
-			is(t, "generation", w.workload("web").Generation, g)
+			is(t, "item 0 of the result is Unchanged", res.Items[0].Unchanged, true)
+			is(t, `caller revision of workload "web"`, w.workload("web").CallerRevision, "rev-2")
+			is(t, `generation of workload "web"`, w.workload("web").Generation, g)
 		}},
 		{"changed content under the same caller revision gets a new generation", func(t *testing.T, w *world) {
 			w.place("web", "a")
@@ -85,22 +85,22 @@ func TestPutWorkloads(t *testing.T) {
 			before := w.workload("web").Generation
 			w.ok(put("web", content("c1:ffff")))
 			wl := w.workload("web")
-			is(t, "newer", before.Less(wl.Generation), true)
-			is(t, "acknowledged", wl.Acknowledged, false)
-			is(t, "status", wl.Status, StatusUpdating)
-			is(t, "node", wl.Node, "a")
+			is(t, "the workload has a newer generation than before", before.Less(wl.Generation), true)
+			is(t, `the order of workload "web" is acknowledged`, wl.Acknowledged, false)
+			is(t, `status of workload "web"`, wl.Status, StatusUpdating)
+			is(t, `node of workload "web"`, wl.Node, "a")
 		}},
 		{"changed content of a workload that does not run yet is Scheduled", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(put("web", content("c1:ffff")))
-			is(t, "status", w.workload("web").Status, StatusScheduled)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusScheduled)
 		}},
 		{"changed demand alone gets a new generation", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			w.ok(put("web", demand(func(d *commandv1.Demand) { d.CpuMillicores = 2000 })))
-			is(t, "status", w.workload("web").Status, StatusUpdating)
-			is(t, "promised", w.s.Alloc("a").CPU, 2000)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusUpdating)
+			is(t, `CPU reserved on node "a"`, w.s.Alloc("a").CPU, 2000)
 		}},
 		{"a change keeps the Unplaced reason while the demand is the same", func(t *testing.T, w *world) {
 			w.ok(put("web"))
@@ -111,9 +111,9 @@ func TestPutWorkloads(t *testing.T) {
 			}
 			w.ok(explain())
 			w.ok(put("web", content("c1:ffff")))
-			is(t, "same demand", w.workload("web").Reason.Message, "0/2 nodes fit")
+			is(t, "message of the reason while the demand is the same", w.workload("web").Reason.Message, "0/2 nodes fit")
 			w.ok(put("web", demand(func(d *commandv1.Demand) { d.CpuMillicores = 2000 })))
-			is(t, "other demand", w.workload("web").Reason, Reason{})
+			is(t, "reason after a change of the demand", w.workload("web").Reason, Reason{})
 		}},
 		{"a smaller count deletes generated members and no other workload of the group", func(t *testing.T, w *world) {
 			grouped := demand(func(d *commandv1.Demand) { d.Group = "web" })
@@ -126,27 +126,27 @@ func TestPutWorkloads(t *testing.T) {
 				left = append(left, wl.ID)
 				return true
 			})
-			is(t, "left", strings.Join(left, " "), "web-0 web-canary")
+			is(t, "members that are not being deleted", strings.Join(left, " "), "web-0 web-canary")
 		}},
 		{"a change clears the failures", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.retry("web", 3, w.now+minute, false))
 			w.ok(put("web", content("c1:ffff")))
-			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
-			is(t, "reason", w.workload("web").Reason, Reason{})
+			is(t, `Retry of workload "web"`, w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
+			is(t, `reason of workload "web"`, w.workload("web").Reason, Reason{})
 		}},
 		{"a put cancels the deletion of a workload and keeps its residuals", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(remove("web", false))
 			w.ok(put("web"))
-			is(t, "status", w.workload("web").Status, StatusPending)
-			is(t, "residuals", w.s.ResidualCount(), 1)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusPending)
+			is(t, "number of residuals in the state", w.s.ResidualCount(), 1)
 		}},
 		{"one invalid workload refuses the whole command", func(t *testing.T, w *world) {
 			good := put("web").GetPutWorkloads().Workloads[0]
 			bad := put("db", desired("Paused")).GetPutWorkloads().Workloads[0]
 			refused(t, w.do(puts("", good, bad)), Invalid, "db", "desired", "Paused")
-			is(t, "workloads", w.s.WorkloadCount(), 0)
+			is(t, "number of workloads in the state", w.s.WorkloadCount(), 0)
 		}},
 		{"a put of fewer members deletes the other members of the group", func(t *testing.T, w *world) {
 			member := func(id string) *commandv1.WorkloadPut {
@@ -155,27 +155,27 @@ func TestPutWorkloads(t *testing.T) {
 			w.ok(puts("g", member("g-0"), member("g-1")))
 			w.bind("g-1", "a")
 			w.ok(puts("g", member("g-0")))
-			is(t, "g-0", w.workload("g-0").Status, StatusPending)
-			is(t, "g-1", w.workload("g-1").Status, StatusDeleting)
+			is(t, `status of member "g-0", which the put lists`, w.workload("g-0").Status, StatusPending)
+			is(t, `status of member "g-1", which the put does not list`, w.workload("g-1").Status, StatusDeleting)
 		}},
 		{"an empty group deletes all members", func(t *testing.T, w *world) {
 			w.ok(put("g-0", demand(func(d *commandv1.Demand) { d.Group = "g" })))
 			w.ok(puts("g"))
-			is(t, "workloads", w.s.WorkloadCount(), 0)
+			is(t, "number of workloads in the state", w.s.WorkloadCount(), 0)
 		}},
 		{"all workloads of one command get the same generation", func(t *testing.T, w *world) {
 			seq := w.s.Info().Sequence
 			w.ok(puts("", put("x").GetPutWorkloads().Workloads[0], put("y").GetPutWorkloads().Workloads[0]))
-			is(t, "sequence", w.s.Info().Sequence, seq+1)
-			is(t, "generation", w.workload("x").Generation, w.workload("y").Generation)
+			is(t, "Sequence in the state", w.s.Info().Sequence, seq+1)
+			is(t, `generation of workload "x"`, w.workload("x").Generation, w.workload("y").Generation)
 		}},
 		{"the status stays Unknown while the node is lost", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			w.ok(nodeState("a", false))
 			w.ok(put("web", content("c1:ffff")))
-			is(t, "status", w.workload("web").Status, StatusUnknown)
-			is(t, "reason", w.workload("web").Reason.Code, CodeNodeLost)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusUnknown)
+			is(t, `reason code of workload "web"`, w.workload("web").Reason.Code, CodeNodeLost)
 		}},
 	})
 }
@@ -187,30 +187,30 @@ func TestPutRefusals(t *testing.T) {
 		names []string
 	}{
 		{"nothing", puts(""), []string{"workloads"}},
-		{"a malformed id", put("-web"), []string{"id", "-web"}},
-		{"an id of 129 bytes", put(strings.Repeat("x", 129)), []string{"id"}},
-		{"the same id twice", puts("", put("x").GetPutWorkloads().Workloads[0], put("x").GetPutWorkloads().Workloads[0]), []string{"workloads[1].id", "x"}},
-		{"a workload without content", put("web", content("")), []string{"content"}},
-		{"a specification over the size limit", put("web", func(p *commandv1.WorkloadPut) { p.Spec = make([]byte, bounds.MaxSpec+1) }), []string{"spec", "1048577"}},
-		{"a negative number of attempts", put("web", func(p *commandv1.WorkloadPut) { p.MaxAttempts = -1 }), []string{"max_attempts", "-1"}},
-		{"a demand without a type", put("web", demand(func(d *commandv1.Demand) { d.Type = "" })), []string{"demand.type"}},
-		{"a negative amount of CPU", put("web", demand(func(d *commandv1.Demand) { d.CpuMillicores = -1 })), []string{"cpu_millicores", "-1"}},
-		{"an amount of memory over the limit", put("web", demand(func(d *commandv1.Demand) { d.MemoryMib = bounds.MaxMemory + 1 })), []string{"memory_mib"}},
-		{"a negative amount of disk", put("web", demand(func(d *commandv1.Demand) { d.DiskGb = -5 })), []string{"disk_gb", "-5"}},
-		{"an unknown lease policy", put("web", demand(func(d *commandv1.Demand) { d.OnLostLease = "hope" })), []string{"on_lost_lease", "hope"}},
-		{"port 0", put("web", hostPort(0)), []string{"host_ports[0].port", "0"}},
-		{"port 65536", put("web", hostPort(65536)), []string{"65536"}},
-		{"the same port twice", put("web", hostPort(80), hostPort(80)), []string{"host_ports[1]", "80/tcp"}},
-		{"an unknown protocol", put("web", demand(func(d *commandv1.Demand) { d.HostPorts = []*commandv1.Port{{Port: 1, Protocol: "sctp"}} })), []string{"sctp"}},
-		{"an unknown operator", put("web", demand(func(d *commandv1.Demand) { d.Constraints = []*commandv1.Constraint{{Key: "k", Op: "~"}} })), []string{"constraints[0].op", "~"}},
-		{"a malformed group", put("web", demand(func(d *commandv1.Demand) { d.Group = "a/b" })), []string{"demand.group", "a/b"}},
-		{"a workload outside the group", puts("g", put("web").GetPutWorkloads().Workloads[0]), []string{"demand.group", "g"}},
-		{"a malformed group_of", puts("a b"), []string{"group_of", "a b"}},
+		{"a malformed id is refused", put("-web"), []string{"id", "-web"}},
+		{"an id of 129 bytes is refused", put(strings.Repeat("x", 129)), []string{"id"}},
+		{"the same id twice is refused", puts("", put("x").GetPutWorkloads().Workloads[0], put("x").GetPutWorkloads().Workloads[0]), []string{"workloads[1].id", "x"}},
+		{"a workload without content is refused", put("web", content("")), []string{"content"}},
+		{"a specification over the size limit is refused", put("web", func(p *commandv1.WorkloadPut) { p.Spec = make([]byte, bounds.MaxSpec+1) }), []string{"spec", "1048577"}},
+		{"a negative number of attempts is refused", put("web", func(p *commandv1.WorkloadPut) { p.MaxAttempts = -1 }), []string{"max_attempts", "-1"}},
+		{"a demand without a type is refused", put("web", demand(func(d *commandv1.Demand) { d.Type = "" })), []string{"demand.type"}},
+		{"a negative amount of CPU is refused", put("web", demand(func(d *commandv1.Demand) { d.CpuMillicores = -1 })), []string{"cpu_millicores", "-1"}},
+		{"an amount of memory over the limit is refused", put("web", demand(func(d *commandv1.Demand) { d.MemoryMib = bounds.MaxMemory + 1 })), []string{"memory_mib"}},
+		{"a negative amount of disk is refused", put("web", demand(func(d *commandv1.Demand) { d.DiskGb = -5 })), []string{"disk_gb", "-5"}},
+		{"an unknown lease policy is refused", put("web", demand(func(d *commandv1.Demand) { d.OnLostLease = "hope" })), []string{"on_lost_lease", "hope"}},
+		{"port 0 is refused", put("web", hostPort(0)), []string{"host_ports[0].port", "0"}},
+		{"port 65536 is refused", put("web", hostPort(65536)), []string{"65536"}},
+		{"the same port twice is refused", put("web", hostPort(80), hostPort(80)), []string{"host_ports[1]", "80/tcp"}},
+		{"an unknown protocol is refused", put("web", demand(func(d *commandv1.Demand) { d.HostPorts = []*commandv1.Port{{Port: 1, Protocol: "sctp"}} })), []string{"sctp"}},
+		{"an unknown operator is refused", put("web", demand(func(d *commandv1.Demand) { d.Constraints = []*commandv1.Constraint{{Key: "k", Op: "~"}} })), []string{"constraints[0].op", "~"}},
+		{"a malformed group is refused", put("web", demand(func(d *commandv1.Demand) { d.Group = "a/b" })), []string{"demand.group", "a/b"}},
+		{"a workload outside the group is refused", puts("g", put("web").GetPutWorkloads().Workloads[0]), []string{"demand.group", "g"}},
+		{"a malformed group_of is refused", puts("a b"), []string{"group_of", "a b"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := formed(t)
 			refused(t, w.do(c.cmd), Invalid, c.names...)
-			is(t, "changes", len(w.last), 0)
+			is(t, "number of records that the last command changed", len(w.last), 0)
 		})
 	}
 }
@@ -221,33 +221,33 @@ func TestSetDesired(t *testing.T) {
 			w.place("web", "a")
 			w.run("web")
 			w.ok(setDesired("web", "Stopped"))
-			is(t, "status", w.workload("web").Status, StatusUpdating)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusUpdating)
 			w.ok(w.says("web", "Stopped"))
-			is(t, "status", w.workload("web").Status, StatusStopped)
-			is(t, "node", w.workload("web").Node, "a")
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusStopped)
+			is(t, `node of workload "web"`, w.workload("web").Node, "a")
 		}},
 		{"an unplaced workload stops at once", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(setDesired("web", "Stopped"))
-			is(t, "status", w.workload("web").Status, StatusStopped)
-			is(t, "reason", w.workload("web").Reason.Code, CodeUserStop)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusStopped)
+			is(t, `reason code of workload "web"`, w.workload("web").Reason.Code, CodeUserStop)
 		}},
 		{"starting an unplaced workload makes it Pending", func(t *testing.T, w *world) {
 			w.ok(put("web", desired("Stopped")))
 			w.ok(setDesired("web", "Running"))
-			is(t, "status", w.workload("web").Status, StatusPending)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusPending)
 		}},
 		{"a request for the present desired state is AlreadyDone", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			res := w.do(setDesired("web", "Running"))
-			is(t, "kind", res.Kind, AlreadyDone)
-			is(t, "unchanged", res.Items[0].Unchanged, true)
-			is(t, "error", res.Err(), nil)
+			is(t, "verdict on the command", res.Kind, AlreadyDone)
+			is(t, "item 0 of the result is Unchanged", res.Items[0].Unchanged, true)
+			is(t, "error of a result of kind AlreadyDone", res.Err(), nil)
 		}},
 		{"the desired state Deleted deletes the workload", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(setDesired("web", "Deleted"))
-			is(t, "workloads", w.s.WorkloadCount(), 0)
+			is(t, "number of workloads in the state", w.s.WorkloadCount(), 0)
 		}},
 		{"an unknown state is refused", func(t *testing.T, w *world) {
 			w.ok(put("web"))
@@ -269,39 +269,39 @@ func TestDeleteWorkload(t *testing.T) {
 		{"an unplaced workload is deleted at once", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(remove("web", false))
-			is(t, "workloads", w.s.WorkloadCount(), 0)
-			is(t, "events", strings.Join(w.events(), " "), EventWorkloadDeleted)
+			is(t, "number of workloads in the state", w.s.WorkloadCount(), 0)
+			is(t, "events of the last command", strings.Join(w.events(), " "), EventWorkloadDeleted)
 		}},
 		{"a placed workload is deleted when its node reports it gone", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			res := w.ok(remove("web", false))
 			wl := w.workload("web")
-			is(t, "status", wl.Status, StatusDeleting)
-			is(t, "node", wl.Node, "")
+			is(t, `status of workload "web"`, wl.Status, StatusDeleting)
+			is(t, `node of workload "web"`, wl.Node, "")
 			r, ok := w.s.Residual("a", "web")
-			is(t, "residual", ok, true)
-			is(t, "generation", r.Generation, res.Items[0].Generation)
-			is(t, "promised", w.s.Alloc("a").CPU, 1000)
+			is(t, "there is a residual of the workload", ok, true)
+			is(t, `generation of the residual of workload "web" on node "a"`, r.Generation, res.Items[0].Generation)
+			is(t, `CPU reserved on node "a"`, w.s.Alloc("a").CPU, 1000)
 			w.ok(gone("web", "a", GenerationPB(r.Generation)))
-			is(t, "workloads", w.s.WorkloadCount(), 0)
-			is(t, "promised", w.s.Alloc("a").CPU, 0)
+			is(t, "number of workloads in the state", w.s.WorkloadCount(), 0)
+			is(t, `CPU reserved on node "a"`, w.s.Alloc("a").CPU, 0)
 		}},
 		{"force deletes the record and keeps a residual", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(remove("web", true))
-			is(t, "workloads", w.s.WorkloadCount(), 0)
-			is(t, "residuals", w.s.ResidualCount(), 1)
+			is(t, "number of workloads in the state", w.s.WorkloadCount(), 0)
+			is(t, "number of residuals in the state", w.s.ResidualCount(), 1)
 		}},
 		{"force deletes a workload that is being deleted", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(remove("web", false))
 			w.ok(remove("web", true))
-			is(t, "workloads", w.s.WorkloadCount(), 0)
+			is(t, "number of workloads in the state", w.s.WorkloadCount(), 0)
 		}},
 		{"a second delete is AlreadyDone", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(remove("web", false))
-			is(t, "kind", w.do(remove("web", false)).Kind, AlreadyDone)
+			is(t, "verdict on the command", w.do(remove("web", false)).Kind, AlreadyDone)
 		}},
 		{"an unknown workload is not found", func(t *testing.T, w *world) {
 			refused(t, w.do(remove("web", false)), NotFound, "web")
@@ -311,18 +311,18 @@ func TestDeleteWorkload(t *testing.T) {
 			w.ok(nodeState("a", false))
 			w.ok(fence("a"))
 			w.ok(remove("web", false))
-			is(t, "workloads", w.s.WorkloadCount(), 0)
+			is(t, "number of workloads in the state", w.s.WorkloadCount(), 0)
 		}},
 		{"the record is deleted with its last residual", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.evict("web", CodeDraining, false))
 			w.bind("web", "b")
 			w.ok(remove("web", false))
-			is(t, "residuals", w.s.ResidualCount(), 2)
+			is(t, "number of residuals in the state", w.s.ResidualCount(), 2)
 			w.ok(gone("web", "a", nil))
-			is(t, "status", w.workload("web").Status, StatusDeleting)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusDeleting)
 			w.ok(gone("web", "b", nil))
-			is(t, "workloads", w.s.WorkloadCount(), 0)
+			is(t, "number of workloads in the state", w.s.WorkloadCount(), 0)
 		}},
 	})
 }
@@ -337,23 +337,23 @@ func TestRetryWorkload(t *testing.T) {
 		{"a placed workload gets a new revision", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.retry("web", 5, 0, true))
-			is(t, "status", w.workload("web").Status, StatusFailed)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusFailed)
 			res := w.ok(userRetry("web"))
 			wl := w.workload("web")
-			is(t, "status", wl.Status, StatusScheduled)
-			is(t, "terminal", wl.Retry.Terminal, false)
-			is(t, "attempts", wl.Retry.Attempts, 0)
-			is(t, "revision", res.Items[0].Revision, "c1-0123456789abcdef-r1")
-			is(t, "event", w.eventOf(EventRetryTriggered).Reason, CodeUserRetry)
+			is(t, `status of workload "web"`, wl.Status, StatusScheduled)
+			is(t, `workload "web" is given up`, wl.Retry.Terminal, false)
+			is(t, `number of counted failures of workload "web"`, wl.Retry.Attempts, 0)
+			is(t, "revision in item 0 of the result", res.Items[0].Revision, "c1-0123456789abcdef-r1")
+			is(t, "reason of the event RetryTriggered", w.eventOf(EventRetryTriggered).Reason, CodeUserRetry)
 		}},
 		{"an unplaced workload is Pending", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(userRetry("web"))
-			is(t, "status", w.workload("web").Status, StatusPending)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusPending)
 		}},
 		{"a stopped, unplaced workload stays stopped", func(t *testing.T, w *world) {
 			w.ok(put("web", desired("Stopped")))
-			is(t, "kind", w.do(userRetry("web")).Kind, AlreadyDone)
+			is(t, "verdict on the command", w.do(userRetry("web")).Kind, AlreadyDone)
 		}},
 		{"an unknown workload is not found", func(t *testing.T, w *world) {
 			refused(t, w.do(userRetry("web")), NotFound, "web")
@@ -364,25 +364,25 @@ func TestRetryWorkload(t *testing.T) {
 			before := *w.workload("web")
 			for range 3 {
 				res := w.do(retryIfNeeded("web"))
-				is(t, "kind", res.Kind, AlreadyDone)
-				is(t, "reason", strings.Contains(res.Reason, "persysctl restart web"), true)
+				is(t, "verdict on the command", res.Kind, AlreadyDone)
+				is(t, "the reason names the command persysctl restart web", strings.Contains(res.Reason, "persysctl restart web"), true)
 			}
-			is(t, "generation", w.workload("web").Generation, before.Generation)
-			is(t, "restarts", w.workload("web").Restarts, 0)
+			is(t, `generation of workload "web"`, w.workload("web").Generation, before.Generation)
+			is(t, `number of forced restarts of workload "web"`, w.workload("web").Restarts, 0)
 			w.ok(userRetry("web"))
 			is(t, "a requested restart restarts the workload", w.workload("web").Restarts, 1)
 		}},
 		{"a retry of a workload that is being started changes nothing", func(t *testing.T, w *world) {
 			w.place("web", "a")
-			is(t, "not told yet", w.do(retryIfNeeded("web")).Kind, AlreadyDone)
+			is(t, "verdict on a retry before the node has the order", w.do(retryIfNeeded("web")).Kind, AlreadyDone)
 			w.ok(w.says("web", "Pending"))
-			is(t, "pending", w.do(retryIfNeeded("web")).Kind, AlreadyDone)
+			is(t, "verdict on a retry while the workload is Pending", w.do(retryIfNeeded("web")).Kind, AlreadyDone)
 		}},
 		{"a retry of a workload that was stopped changes nothing", func(t *testing.T, w *world) {
 			w.place("web", "a", desired("Running"))
 			w.ok(setDesired("web", "Stopped"))
 			w.ok(w.says("web", "Stopped"))
-			is(t, "kind", w.do(retryIfNeeded("web")).Kind, AlreadyDone)
+			is(t, "verdict on the command", w.do(retryIfNeeded("web")).Kind, AlreadyDone)
 		}},
 		{"a retry helps a workload that failed, ended, is missing, unhealthy or waits", func(t *testing.T, w *world) {
 			for _, c := range []struct {
@@ -400,15 +400,15 @@ func TestRetryWorkload(t *testing.T) {
 			w.place("later", "a")
 			w.ok(w.says("later", "Failed"))
 			w.ok(w.retry("later", 2, w.now+100, false))
-			is(t, "backoff", w.do(retryIfNeeded("later")).Kind, OK)
+			is(t, "verdict on a retry of a workload that waits for its backoff", w.do(retryIfNeeded("later")).Kind, OK)
 			w.ok(put("nowhere"))
-			is(t, "unplaced", w.do(retryIfNeeded("nowhere")).Kind, OK)
+			is(t, "verdict on a retry of a workload without a node", w.do(retryIfNeeded("nowhere")).Kind, OK)
 		}},
 		{"a running workload on a lost node is not restarted when the node returns", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			w.ok(nodeState("a", false))
-			is(t, "kind", w.do(retryIfNeeded("web")).Kind, AlreadyDone)
+			is(t, "verdict on the command", w.do(retryIfNeeded("web")).Kind, AlreadyDone)
 		}},
 		{"a workload that is being deleted is not retried", func(t *testing.T, w *world) {
 			w.place("web", "a")
@@ -423,19 +423,19 @@ func TestClusterCommands(t *testing.T) {
 		{"a second InitCluster with the same id begins a new incarnation", func(t *testing.T, w *world) {
 			before := w.s.Info().Incarnation
 			w.ok(initCluster("c1"))
-			is(t, "incarnation", w.s.Info().Incarnation, before+1)
+			is(t, "Incarnation in the state", w.s.Info().Incarnation, before+1)
 		}},
 		{"InitCluster accepts a later incarnation that the command gives", func(t *testing.T, w *world) {
 			c := initCluster("c1")
 			c.GetInitCluster().Incarnation = 5000
 			w.ok(c)
-			is(t, "incarnation", w.s.Info().Incarnation, 5000)
+			is(t, "Incarnation in the state", w.s.Info().Incarnation, 5000)
 		}},
 		{"a new incarnation makes every later generation newer", func(t *testing.T, w *world) {
 			w.ok(put("x"))
 			w.ok(initCluster("c1"))
 			w.ok(put("y"))
-			is(t, "newer", w.workload("x").Generation.Less(w.workload("y").Generation), true)
+			is(t, "generation of x is below that of y, which the new incarnation issued", w.workload("x").Generation.Less(w.workload("y").Generation), true)
 		}},
 		{"another cluster id is a conflict", func(t *testing.T, w *world) {
 			refused(t, w.do(initCluster("c2")), Conflict, "c1", "c2")
@@ -444,58 +444,58 @@ func TestClusterCommands(t *testing.T) {
 			refused(t, w.do(initCluster("a b")), Invalid, "cluster_id", "a b")
 		}},
 		{"a cluster without a shard gets the default shard", func(t *testing.T, w *world) {
-			is(t, "shard", w.s.Info().Shard, "default")
+			is(t, "Shard in the state", w.s.Info().Shard, "default")
 		}},
 		{"the state stores the reason and the time of a mode", func(t *testing.T, w *world) {
 			w.ok(setMode("degraded", "etcd is away"))
 			info := w.s.Info()
-			is(t, "mode", info.Mode, ModeDegraded)
-			is(t, "reason", info.ModeReason, "etcd is away")
-			is(t, "time", info.ModeChangedAt, w.now)
-			is(t, "event", w.eventOf(EventModeChanged).Details[0], Label{"previous", "normal"})
+			is(t, "mode of the control plane", info.Mode, ModeDegraded)
+			is(t, "reason of the mode", info.ModeReason, "etcd is away")
+			is(t, "time at which the mode changed", info.ModeChangedAt, w.now)
+			is(t, "detail of the event ModeChanged", w.eventOf(EventModeChanged).Details[0], Label{"previous", "normal"})
 		}},
 		{"the same mode and reason is AlreadyDone", func(t *testing.T, w *world) {
-			is(t, "kind", w.do(setMode("normal", "")).Kind, AlreadyDone)
+			is(t, "verdict on the command", w.do(setMode("normal", "")).Kind, AlreadyDone)
 		}},
 		{"a new reason for the same mode keeps the time of the mode", func(t *testing.T, w *world) {
 			w.ok(setMode("degraded", "one"))
 			at := w.s.Info().ModeChangedAt
 			w.ok(setMode("degraded", "two"))
-			is(t, "time", w.s.Info().ModeChangedAt, at)
-			is(t, "events", len(w.events()), 0)
+			is(t, "ModeChangedAt in the state", w.s.Info().ModeChangedAt, at)
+			is(t, "number of events of the last command", len(w.events()), 0)
 		}},
 		{"a mode that a person set is pinned until it is unpinned", func(t *testing.T, w *world) {
 			w.ok(pinMode("degraded", "maintenance"))
-			is(t, "pinned", w.s.Info().ModePinned, true)
-			is(t, "again", w.do(pinMode("degraded", "maintenance")).Kind, AlreadyDone)
+			is(t, "ModePinned in the state", w.s.Info().ModePinned, true)
+			is(t, "verdict on the repeated command", w.do(pinMode("degraded", "maintenance")).Kind, AlreadyDone)
 			refused(t, w.do(setMode("normal", "")), Conflict, "pinned")
 			w.ok(pinMode("recovery", "another word"))
 			w.ok(unpinMode("normal", ""))
-			is(t, "pinned", w.s.Info().ModePinned, false)
-			is(t, "mode", w.s.Info().Mode, ModeNormal)
+			is(t, "ModePinned in the state", w.s.Info().ModePinned, false)
+			is(t, "mode of the control plane", w.s.Info().Mode, ModeNormal)
 		}},
 		{"a second attachment of the same etcd changes nothing", func(t *testing.T, w *world) {
 			w.ok(attached(7))
-			is(t, "etcd", w.s.Info().MirrorEtcd, uint64(7))
-			is(t, "event", w.eventOf(EventMirrorAttached).Message, "7")
-			is(t, "again", w.do(attached(7)).Kind, AlreadyDone)
+			is(t, "MirrorEtcd in the state", w.s.Info().MirrorEtcd, uint64(7))
+			is(t, "message of the event MirrorAttached", w.eventOf(EventMirrorAttached).Message, "7")
+			is(t, "verdict on the repeated command", w.do(attached(7)).Kind, AlreadyDone)
 			refused(t, w.do(attached(8)), Conflict, "attached to etcd cluster 7", "persysctl mirror detach")
-			is(t, "etcd", w.s.Info().MirrorEtcd, uint64(7))
+			is(t, "MirrorEtcd in the state", w.s.Info().MirrorEtcd, uint64(7))
 		}},
 		{"another etcd is attached only after a detach", func(t *testing.T, w *world) {
 			w.ok(attachMirror(7, "a:2379", "b:2379"))
-			is(t, "endpoints", w.s.Info().MirrorEndpoints, "a:2379,b:2379")
-			is(t, "filled", w.s.Info().MirrorEtcd, uint64(0))
-			is(t, "again", w.do(attachMirror(7, "a:2379", "b:2379")).Kind, AlreadyDone)
+			is(t, "MirrorEndpoints in the state", w.s.Info().MirrorEndpoints, "a:2379,b:2379")
+			is(t, "etcd with a complete mirror after another etcd was attached", w.s.Info().MirrorEtcd, uint64(0))
+			is(t, "verdict on the repeated command", w.do(attachMirror(7, "a:2379", "b:2379")).Kind, AlreadyDone)
 			w.ok(attachMirror(7, "c:2379"))
-			is(t, "endpoints", w.s.Info().MirrorEndpoints, "c:2379")
+			is(t, "MirrorEndpoints in the state", w.s.Info().MirrorEndpoints, "c:2379")
 			refused(t, w.do(attachMirror(8, "c:2379")), Conflict, "attached to etcd cluster 7", "persysctl mirror detach")
 			refused(t, w.do(attached(8)), Conflict, "attached to etcd cluster 7")
 			w.ok(attached(7))
 			w.ok(detachMirror())
-			is(t, "event", w.eventOf(EventMirrorDetached).Message, "7")
-			is(t, "again", w.do(detachMirror()).Kind, AlreadyDone)
-			is(t, "pin", w.s.Info().MirrorPin+w.s.Info().MirrorEtcd, uint64(0))
+			is(t, "message of the event MirrorDetached", w.eventOf(EventMirrorDetached).Message, "7")
+			is(t, "verdict on the repeated command", w.do(detachMirror()).Kind, AlreadyDone)
+			is(t, "attached etcd after a detach", w.s.Info().MirrorPin+w.s.Info().MirrorEtcd, uint64(0))
 			w.ok(attachMirror(8, "c:2379"))
 		}},
 		{"attaching a mirror needs endpoints", func(t *testing.T, w *world) {
@@ -512,24 +512,24 @@ func TestClusterCommands(t *testing.T) {
 		}},
 		{"a replica joins once", func(t *testing.T, w *world) {
 			w.ok(putReplica("r1", 1))
-			is(t, "event", len(w.events()), 1)
-			is(t, "kind", w.do(putReplica("r1", 1)).Kind, AlreadyDone)
+			is(t, "number of events of the last command", len(w.events()), 1)
+			is(t, "verdict on the command", w.do(putReplica("r1", 1)).Kind, AlreadyDone)
 		}},
 		{"a replica without an id is refused", func(t *testing.T, w *world) {
 			refused(t, w.do(putReplica("", 1)), Invalid, "id")
 		}},
 		{"the beginning and the end of a repair are events", func(t *testing.T, w *world) {
 			w.ok(repaired("r1", "r0", false))
-			is(t, "damaged", w.eventOf(EventReplicaDamaged).Details[1], Label{"damage", "entry 3 fails its checksum"})
-			is(t, "before", w.eventOf(EventReplicaDamaged).Details[2], Label{"previous", "r0"})
+			is(t, "damaged in the event ReplicaDamaged", w.eventOf(EventReplicaDamaged).Details[1], Label{"damage", "entry 3 fails its checksum"})
+			is(t, "before in the event ReplicaDamaged", w.eventOf(EventReplicaDamaged).Details[2], Label{"previous", "r0"})
 			w.ok(repaired("r1", "r0", true))
 			is(t, "repaired", w.eventOf(EventReplicaRepaired).Message, "name-r1")
-			is(t, "kind", w.do(repaired("r1", "r0", true)).Kind, AlreadyDone)
+			is(t, "verdict on the command", w.do(repaired("r1", "r0", true)).Kind, AlreadyDone)
 			count := len(w.events())
 			c := repaired("r1", "r0", true)
 			c.GetPutReplica().RaftAddr = "elsewhere:1"
 			w.ok(c)
-			is(t, "events", len(w.events()), count)
+			is(t, "number of events of the last command", len(w.events()), count)
 		}},
 		{"a repair must name the former id of the replica", func(t *testing.T, w *world) {
 			refused(t, w.do(repaired("r1", "", true)), Invalid, "repair.of")
@@ -544,7 +544,7 @@ func TestClusterCommands(t *testing.T) {
 			w.ok(putReplica("r1", 1))
 			w.ok(removeReplica("r1"))
 			_, ok := w.s.Replica("r1")
-			is(t, "there", ok, false)
+			is(t, "the replica that left has a record", ok, false)
 		}},
 		{"an unknown replica is not found", func(t *testing.T, w *world) {
 			refused(t, w.do(removeReplica("r9")), NotFound, "r9")
@@ -552,20 +552,20 @@ func TestClusterCommands(t *testing.T) {
 		{"a barrier changes no record", func(t *testing.T, w *world) {
 			index := w.s.Info().Index
 			w.ok(barrier())
-			is(t, "changes", len(w.last), 0)
-			is(t, "index", w.s.Info().Index, index+1)
+			is(t, "number of records that the last command changed", len(w.last), 0)
+			is(t, "Index in the state", w.s.Info().Index, index+1)
 		}},
 		{"the clock never goes back", func(t *testing.T, w *world) {
 			clock := w.s.Info().Clock
 			c := barrier()
 			c.Head = &commandv1.Head{At: clock - minute}
 			w.ok(c)
-			is(t, "clock", w.s.Info().Clock, clock)
+			is(t, "Clock in the state", w.s.Info().Clock, clock)
 		}},
 		{"the state takes index and term from the log entry", func(t *testing.T, w *world) {
 			s, _, _ := w.s.Apply(Meta{Index: 777, Term: 9}, barrier())
-			is(t, "epoch", s.Info().Epoch(), Epoch{s.Info().Incarnation, 9})
-			is(t, "index", s.Info().Index, 777)
+			is(t, "epoch of the state", s.Info().Epoch(), Epoch{s.Info().Incarnation, 9})
+			is(t, "Index in the state", s.Info().Index, 777)
 		}},
 		{"a command without a body is unsupported", func(t *testing.T, w *world) {
 			refused(t, w.do(&commandv1.Command{}), Unsupported, "body")
@@ -576,21 +576,21 @@ func TestClusterCommands(t *testing.T) {
 				tx.Apply(Meta{uint64(100 + i), 1}, cordon("a", i%2 == 0))
 			}
 			s := tx.Commit()
-			is(t, "events", s.r.events.Len(), MaxEvents)
-			is(t, "check", s.Check(), nil)
+			is(t, "number of kept events", s.r.events.Len(), MaxEvents)
+			is(t, "violations that Check finds", s.Check(), nil)
 			first := uint64(0)
 			s.Events(0, func(e *Event) bool { first = e.Seq; return false })
-			is(t, "first", first, s.Info().EventSeq-MaxEvents+1)
+			is(t, "number of the oldest kept event", first, s.Info().EventSeq-MaxEvents+1)
 		}},
 		{"the message of an event is cut", func(t *testing.T, w *world) {
 			w.ok(setMode("degraded", strings.Repeat("é", MaxEventMessage)))
-			is(t, "message", w.eventOf(EventModeChanged).Message, strings.Repeat("é", MaxEventMessage/2))
+			is(t, "message of the event ModeChanged", w.eventOf(EventModeChanged).Message, strings.Repeat("é", MaxEventMessage/2))
 		}},
 	})
 	t.Run("an uninitialised state accepts only InitCluster and barriers", func(t *testing.T) {
 		w := uninitialised(t)
 		refused(t, w.do(put("web")), Unsupported, "put_workloads", "feature level 1")
-		is(t, "barrier", w.do(barrier()).Kind, OK)
+		is(t, "verdict on a barrier", w.do(barrier()).Kind, OK)
 		w.ok(initCluster("c1"))
 		w.ok(put("web"))
 	})
@@ -613,7 +613,7 @@ func TestPlannerCommandsNeedThePresentEpoch(t *testing.T) {
 			t.Run(ArmName(cmd)+": "+c.name, func(t *testing.T) {
 				w := formed(t, "a")
 				cmd.Head = &commandv1.Head{Epoch: c.epoch, At: w.now}
-				is(t, "kind", w.do(cmd).Kind, c.want)
+				is(t, "verdict on the command", w.do(cmd).Kind, c.want)
 			})
 		}
 	}

@@ -32,25 +32,25 @@ func TestConditions(t *testing.T) {
 		next            Command
 		names           []string // words that the refusal must contain; none if the command must be accepted
 	}{
-		{"a put without a condition", "", put("web", content("c1:new")), nil},
-		{"a condition with the present number", "2", put("web", content("c1:new")), nil},
-		{"a condition with the present etag", present, put("web", content("c1:new")), nil},
-		{"a condition with an earlier number", "1", put("web", content("c1:new")), []string{`workload "web" is at revision 2 (stopped, applied `, "by tester", "only for revision 1", "persysctl history web", "for revision 2"}},
+		{"a put without a condition is accepted", "", put("web", content("c1:new")), nil},
+		{"a condition with the present number is accepted", "2", put("web", content("c1:new")), nil},
+		{"a condition with the present etag is accepted", present, put("web", content("c1:new")), nil},
+		{"a condition with an earlier number is refused", "1", put("web", content("c1:new")), []string{`workload "web" is at revision 2 (stopped, applied `, "by tester", "only for revision 1", "persysctl history web", "for revision 2"}},
 		{"the etag of another content is refused", second, put("web", content("c1:new")), []string{"only for revision 2", "is at revision 2 (stopped"}},
 		{"the etag of another desired state is refused", "2-c1-ffff-running", put("web", content("c1:new")), []string{"is at revision 2 (stopped"}},
-		{"a condition that is no revision", "two", put("web", content("c1:new")), []string{"only for revision two"}},
+		{"a condition that is no revision is refused", "two", put("web", content("c1:new")), []string{"only for revision two"}},
 		{"condition 0 refuses a put of a workload that exists", "0", put("web", content("c1:new")), []string{"exists already, at revision 2"}},
 		{"condition 0 allows a put of a workload that does not exist", "0", put("other"), nil},
-		{"a condition with a revision of a workload that does not exist", "1", put("other"), []string{`"other" does not exist`, "without a condition"}},
+		{"a condition with a revision of a workload that does not exist is refused", "1", put("other"), []string{`"other" does not exist`, "without a condition"}},
 		{"condition 0 allows a put of a workload that is being deleted", "0", put("old"), nil},
-		{"a condition with a revision of a workload that is being deleted", "1", put("old"), []string{`"old" is being deleted`}},
-		{"a start of the present revision", "2", setDesired("web", "Running"), nil},
-		{"a start of another revision", "1", setDesired("web", "Running"), []string{"is at revision 2"}},
-		{"a delete of the present revision", present, remove("web", false), nil},
-		{"a delete of another revision", "1", remove("web", true), []string{"is at revision 2"}},
-		{"a delete of another revision by desired state", "1", setDesired("web", "Deleted"), []string{"is at revision 2"}},
-		{"a restart of another revision", "2", userRetry("run"), []string{`"run" is at revision 1`}},
-		{"a restart of the present revision", "1", userRetry("run"), nil},
+		{"a condition with a revision of a workload that is being deleted is refused", "1", put("old"), []string{`"old" is being deleted`}},
+		{"a start of the present revision is accepted", "2", setDesired("web", "Running"), nil},
+		{"a start of another revision is refused", "1", setDesired("web", "Running"), []string{"is at revision 2"}},
+		{"a delete of the present revision is accepted", present, remove("web", false), nil},
+		{"a delete of another revision is refused", "1", remove("web", true), []string{"is at revision 2"}},
+		{"a delete of another revision by desired state is refused", "1", setDesired("web", "Deleted"), []string{"is at revision 2"}},
+		{"a restart of another revision is refused", "2", userRetry("run"), []string{`"run" is at revision 1`}},
+		{"a restart of the present revision is accepted", "1", userRetry("run"), nil},
 		{"a wrong condition of one workload refuses the whole put", "1", puts("", put("run", content("c1:new")).GetPutWorkloads().Workloads[0], put("web").GetPutWorkloads().Workloads[0]), []string{`"web" is at revision 2`}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -63,12 +63,12 @@ func TestConditions(t *testing.T) {
 			was := w.workload("run").Content
 			res := w.do(ifRevision(c.condition, c.next))
 			if len(c.names) == 0 {
-				is(t, "kind", res.Kind, OK)
+				is(t, "verdict on the command", res.Kind, OK)
 				return
 			}
 			refused(t, res, OtherRevision, c.names...)
-			is(t, "content", w.workload("web").Content, "c1:ffff")
-			is(t, "content of the other workload", w.workload("run").Content, was)
+			is(t, `content of workload "web"`, w.workload("web").Content, "c1:ffff")
+			is(t, `content of workload "run", which a refused put must not change`, w.workload("run").Content, was)
 		})
 	}
 	prove(t, []fact{
@@ -78,8 +78,8 @@ func TestConditions(t *testing.T) {
 			ifRevision("0", second)
 			ifRevision("7", first)
 			res := w.do(each(first.GetPutWorkloads().Workloads[0], second.GetPutWorkloads().Workloads[0]))
-			is(t, "web", res.Items[0].Kind, OtherRevision)
-			is(t, "api", res.Items[1].Kind, OK)
+			is(t, "verdict in item 0 of the result", res.Items[0].Kind, OtherRevision)
+			is(t, "verdict in item 1 of the result", res.Items[1].Kind, OK)
 		}},
 		{"a workload that was deleted and created again continues the revision numbers", func(t *testing.T, w *world) {
 			w.ok(put("web"))
@@ -95,14 +95,14 @@ func TestConditions(t *testing.T) {
 			w.s = again
 			w.ok(put("web", content("c1:ffff")))
 			w.ok(put("api"))
-			is(t, "number", w.workload("web").Number(), 3)
+			is(t, `revision number of workload "web"`, w.workload("web").Number(), 3)
 			is(t, "number of a workload with one revision", w.workload("api").Number(), 2)
-			is(t, "revisions", len(w.s.Revisions("web")), 1)
+			is(t, `number of revisions of workload "web"`, len(w.s.Revisions("web")), 1)
 			for _, condition := range []string{"1", "2", tag} {
 				refused(t, w.do(ifRevision(condition, put("web", content("c1:new")))), OtherRevision, "is at revision 3")
 			}
 			w.ok(ifRevision("3", put("web", content("c1:new"))))
-			is(t, "next number", w.workload("web").Number(), 4)
+			is(t, `revision number of workload "web"`, w.workload("web").Number(), 4)
 		}},
 		{"a group has no revision", func(t *testing.T, w *world) {
 			p := put("g-0", demand(func(d *commandv1.Demand) { d.Group = "g" })).GetPutWorkloads().Workloads[0]
@@ -111,13 +111,13 @@ func TestConditions(t *testing.T) {
 		{"placement, failures and restarts keep the etag", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			tag := w.workload("web").ETag()
-			is(t, "etag", tag, "1-c1-0123456789abcdef-running")
+			is(t, `etag of workload "web"`, tag, "1-c1-0123456789abcdef-running")
 			w.bind("web", "a")
 			w.ok(w.says("web", "Failed"))
 			w.ok(userRetry("web"))
-			is(t, "etag", w.workload("web").ETag(), tag)
+			is(t, `etag of workload "web"`, w.workload("web").ETag(), tag)
 			w.ok(setDesired("web", "Stopped"))
-			is(t, "etag", w.workload("web").ETag(), strings.Replace(tag, "running", "stopped", 1))
+			is(t, `etag of workload "web"`, w.workload("web").ETag(), strings.Replace(tag, "running", "stopped", 1))
 		}},
 		{"the result lists deleted members only with list_deleted", func(t *testing.T, w *world) {
 			of := func(n int) *commandv1.WorkloadPut {
@@ -127,9 +127,9 @@ func TestConditions(t *testing.T) {
 			c := puts("g", of(0))
 			c.GetPutWorkloads().ListDeleted = true
 			res := w.ok(c)
-			is(t, "items", len(res.Items), 2)
-			is(t, "kept", res.Items[0].Deleted, false)
-			is(t, "deleted", res.Items[1], Item{ID: "g-1", Generation: res.Items[1].Generation, Revision: res.Items[1].Revision, Deleted: true})
+			is(t, "number of items in the result", len(res.Items), 2)
+			is(t, "item 0 of the result is Deleted", res.Items[0].Deleted, false)
+			is(t, "item of the deleted member", res.Items[1], Item{ID: "g-1", Generation: res.Items[1].Generation, Revision: res.Items[1].Revision, Deleted: true})
 			w.ok(puts("g", of(0), of(1)))
 			is(t, "number of items without list_deleted", len(w.ok(puts("g", of(0))).Items), 1)
 		}},
@@ -144,14 +144,14 @@ func TestRequestHash(t *testing.T) {
 				c.Head = &commandv1.Head{Request: id, At: w.now, RequestHash: hash}
 				return w.do(c)
 			}
-			is(t, "first", send(7, put("web")).Kind, OK)
+			is(t, "verdict on the first request", send(7, put("web")).Kind, OK)
 			refused(t, send(8, put("web", content("c1:new"))), OtherRequest, "was used at 2026-01-02T", "id of its own")
 			refused(t, send(8, remove("web", false)), OtherRequest)
-			is(t, "content", w.workload("web").Content, "c1:0123456789abcdef0123")
-			is(t, "receipts", w.s.ReceiptCount(), 1)
+			is(t, `content of workload "web"`, w.workload("web").Content, "c1:0123456789abcdef0123")
+			is(t, "number of receipts in the state", w.s.ReceiptCount(), 1)
 			again := send(7, put("web"))
-			is(t, "the same request", again.Kind, OK)
-			is(t, "duplicate", again.Duplicate, true)
+			is(t, "verdict on the repeated request", again.Kind, OK)
+			is(t, "the answer comes from a receipt", again.Duplicate, true)
 			is(t, "a request without a hash", send(0, put("web")).Duplicate, true)
 		}},
 		{"a snapshot keeps the hash of the request", func(t *testing.T, w *world) {

@@ -33,7 +33,7 @@ func TestConsoles(t *testing.T) {
 			refused(t, w.do(openConsole("s2", 1)), Denied, "wrong")
 			w.ok(openConsole("s1", 1))
 			c, _ := w.s.Console("s1")
-			is(t, "opened", c.OpenedAt == w.now && c.From == "10.0.0.7" && c.TokenHash[0] == 9 && c.User == "ada", true)
+			is(t, "the session is open, with its user, token and address", c.OpenedAt == w.now && c.From == "10.0.0.7" && c.TokenHash[0] == 9 && c.User == "ada", true)
 			refused(t, w.do(openConsole("s1", 1)), Denied, "used already", "10.0.0.7")
 		}},
 		{"a one-time code expires before its session", func(t *testing.T, w *world) {
@@ -57,10 +57,10 @@ func TestConsoles(t *testing.T) {
 			refused(t, w.do(endConsole("", "")), Invalid, "exactly one")
 			refused(t, w.do(endConsole("s9", "")), NotFound, "s9")
 			w.ok(endConsole("s2", ""))
-			is(t, "s1, s2", there(w, "s1") && !there(w, "s2"), true)
+			is(t, "session s1 is kept, and session s2 is removed", there(w, "s1") && !there(w, "s2"), true)
 			w.ok(endConsole("", "ada"))
-			is(t, "s1, s3, s4", !there(w, "s1") && !there(w, "s3") && there(w, "s4"), true)
-			is(t, "again", w.do(endConsole("", "ada")).Kind, AlreadyDone)
+			is(t, "sessions s1 and s3 of ada are removed, and session s4 of bob is kept", !there(w, "s1") && !there(w, "s3") && there(w, "s4"), true)
+			is(t, "verdict on the repeated command", w.do(endConsole("", "ada")).Kind, AlreadyDone)
 		}},
 		{"the sessions of a revoked user, or of a revoked certificate, end", func(t *testing.T, w *world) {
 			for i, name := range []string{adminName, "ada", "bob"} {
@@ -71,8 +71,8 @@ func TestConsoles(t *testing.T) {
 			}
 			w.ok(revoke("user", "ada", ""))
 			w.ok(revoke("", "", print64("2")))
-			is(t, "of admin, ada, bob", there(w, "of-admin") && !there(w, "of-ada") && !there(w, "of-bob"), true)
-			is(t, "events", len(events(w.s, EventConsoleEnded)), 2)
+			is(t, "the session of admin is kept, and those of the revoked ada and bob end", there(w, "of-admin") && !there(w, "of-ada") && !there(w, "of-bob"), true)
+			is(t, "number of events ConsoleEnded", len(events(w.s, EventConsoleEnded)), 2)
 		}},
 		{"a session that was not opened in time does not count against the maximum", func(t *testing.T, w *world) {
 			for i := range MaxConsolesOfUser {
@@ -82,7 +82,7 @@ func TestConsoles(t *testing.T) {
 			w.ok(openConsole("s0", 1))
 			w.now += 600 * second
 			w.ok(link(w, "more", "ada"))
-			is(t, "the open session is kept, and the session with the expired code is removed", there(w, "s0") && !there(w, "s1"), true)
+			is(t, "session s0, which is open, is kept, and session s1, whose code has expired, is removed", there(w, "s0") && !there(w, "s1"), true)
 		}},
 	})
 }
@@ -101,7 +101,7 @@ func TestConsolesDoNotReturnFromABackup(t *testing.T) {
 	}
 	_, old := s.Console("old")
 	_, now := s.Console("now")
-	is(t, "old, now", !old && now, true)
+	is(t, "the ended session is gone, and the present session is kept", !old && now, true)
 }
 
 // consolesScenario is a scenario of the golden corpus: sessions of the web console.

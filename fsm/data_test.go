@@ -41,17 +41,17 @@ func TestLocalDataBindsAWorkload(t *testing.T) {
 	stays := func(t *testing.T, w *world, code string, gone bool) {
 		t.Helper()
 		if res := w.do(w.evict("db", code, gone)); res.Skipped != 1 || !strings.Contains(res.Reason, "volume data") {
-			t.Errorf("the eviction for reason %s skipped %d items (%s), want 1 because of the volume data", code, res.Skipped, res.Reason)
+			t.Errorf("the eviction for reason %s skipped %d items (%s), want 1 skipped item with a reason that names the volume data", code, res.Skipped, res.Reason)
 		}
-		is(t, "node", w.workload("db").Node, "a")
+		is(t, `node of workload "db"`, w.workload("db").Node, "a")
 	}
 	moves := func(t *testing.T, w *world, code string, gone bool) {
 		t.Helper()
 		w.ok(w.evict("db", code, gone))
 		x := w.workload("db")
-		is(t, "node", x.Node, "")
-		is(t, "data", len(x.Data), 0)
-		is(t, "discards", x.DiscardData, false)
+		is(t, `node of workload "db"`, x.Node, "")
+		is(t, `local data of workload "db"`, len(x.Data), 0)
+		is(t, `DiscardData of workload "db"`, x.DiscardData, false)
 		if e := w.eventOf(EventWorkloadEvicted); !strings.Contains(e.Message, "leaves volume data behind on node a") {
 			t.Errorf("the event of the eviction is %q, want it to name the volume data", e.Message)
 		}
@@ -73,14 +73,14 @@ func TestLocalDataBindsAWorkload(t *testing.T) {
 		{"a drain that discards data moves the workload", func(t *testing.T, w *world) {
 			running(w)
 			w.ok(drainDiscarding("a"))
-			is(t, "events", strings.Join(w.events(), " "), EventNodeDraining+" "+EventDataDiscarded)
+			is(t, "events of the last command", strings.Join(w.events(), " "), EventNodeDraining+" "+EventDataDiscarded)
 			moves(t, w, CodeDraining, false)
 		}},
 		{"a second drain of the node may be ordered to discard data", func(t *testing.T, w *world) {
 			running(w)
 			w.ok(drain("a", true))
 			w.ok(drainDiscarding("a"))
-			is(t, "again", w.do(drainDiscarding("a")).Kind, AlreadyDone)
+			is(t, "verdict on the repeated command", w.do(drainDiscarding("a")).Kind, AlreadyDone)
 			moves(t, w, CodeDraining, false)
 		}},
 		{"the end of a drain clears DiscardData", func(t *testing.T, w *world) {
@@ -135,13 +135,13 @@ func TestLocalDataBindsAWorkload(t *testing.T) {
 		{"data of an order that the node never accepted does not bind the workload", func(t *testing.T, w *world) {
 			w.place("db", "a", keeps("volume data"))
 			w.ok(w.evict("db", CodeNodeLost, false))
-			is(t, "node", w.workload("db").Node, "")
+			is(t, `node of workload "db"`, w.workload("db").Node, "")
 		}},
 		{"a refused order leaves no data", func(t *testing.T, w *world) {
 			w.place("db", "a", keeps("volume data"))
 			w.ok(report(&commandv1.WorkloadReport{Workload: "db", Node: "a", Generation: w.generation("db"), Refused: true, Code: CodeRuntimeNotOffered}))
 			w.ok(w.evict("db", CodeRuntimeNotOffered, false))
-			is(t, "node", w.workload("db").Node, "")
+			is(t, `node of workload "db"`, w.workload("db").Node, "")
 		}},
 		{"data in a shared pool does not bind the workload", func(t *testing.T, w *world) {
 			w.ok(register("a", func(n *commandv1.RegisterNode) {
@@ -172,15 +172,15 @@ func TestLocalDataBindsAWorkload(t *testing.T) {
 			lost(w)
 			w.ok(fence("a"))
 			stays(t, w, CodeNodeLost, true)
-			is(t, "code", w.workload("db").Reason.Code, CodeHoldsData)
+			is(t, `reason code of workload "db"`, w.workload("db").Reason.Code, CodeHoldsData)
 		}},
 		{"a fenced node that returns still has the workload", func(t *testing.T, w *world) {
 			lost(w)
 			w.ok(fence("a"))
 			w.ok(register("a"))
 			w.run("db")
-			is(t, "status", w.workload("db").Status, StatusRunning)
-			is(t, "reason", w.workload("db").Reason.Code, "")
+			is(t, `status of workload "db"`, w.workload("db").Status, StatusRunning)
+			is(t, `reason code of workload "db"`, w.workload("db").Reason.Code, "")
 		}},
 		{"a fence that discards data moves the workload", func(t *testing.T, w *world) {
 			lost(w)
@@ -191,7 +191,7 @@ func TestLocalDataBindsAWorkload(t *testing.T) {
 			lost(w)
 			w.ok(fence("a"))
 			w.ok(fenceDiscarding("a"))
-			is(t, "again", w.do(fenceDiscarding("a")).Kind, AlreadyDone)
+			is(t, "verdict on the repeated command", w.do(fenceDiscarding("a")).Kind, AlreadyDone)
 			moves(t, w, CodeNodeLost, true)
 		}},
 		{"the return of a fenced node clears DiscardData", func(t *testing.T, w *world) {
@@ -208,7 +208,7 @@ func TestLocalDataBindsAWorkload(t *testing.T) {
 		{"the removal of a node may be ordered to discard data", func(t *testing.T, w *world) {
 			lost(w)
 			w.ok(removeDiscarding("a"))
-			is(t, "node", w.workload("db").Node, "")
+			is(t, `node of workload "db"`, w.workload("db").Node, "")
 			if e := w.eventOf(EventWorkloadEvicted); !strings.Contains(e.Message, "volume data") {
 				t.Errorf("the event of the eviction is %q, want it to name the volume data", e.Message)
 			}
@@ -244,7 +244,7 @@ func TestLocalDataBindsAWorkload(t *testing.T) {
 		{"a delete needs no discard_data", func(t *testing.T, w *world) {
 			running(w)
 			w.ok(remove("db", false))
-			is(t, "node", w.workload("db").Node, "")
+			is(t, `node of workload "db"`, w.workload("db").Node, "")
 		}},
 	})
 }
@@ -257,6 +257,6 @@ func TestLocalDataHasBounds(t *testing.T) {
 }
 
 func TestDataTextNamesTheFirstData(t *testing.T) {
-	is(t, "few", DataText([]string{"a", "b"}), "a, b")
-	is(t, "many", DataText([]string{"a", "b", "c", "d", "e"}), "a, b, c and 2 more")
+	is(t, "DataText of two names", DataText([]string{"a", "b"}), "a, b")
+	is(t, "DataText of five names", DataText([]string{"a", "b", "c", "d", "e"}), "a, b, c and 2 more")
 }

@@ -31,7 +31,8 @@ const AnyGPU = "gpu"
 // IsGPU reports whether a name of devices is a kind of GPUs.
 func IsGPU(name string) bool { return name == AnyGPU || strings.HasSuffix(name, "/gpu") }
 
-// Offers reports whether devices that a node offers as offered satisfy a demand for devices with the name wanted.
+// Offers reports whether devices that a node offers under the name offered satisfy a demand for devices under
+// the name wanted.
 func Offers(offered, wanted string) bool {
 	return offered == wanted || wanted == AnyGPU && IsGPU(offered)
 }

@@ -22,14 +22,14 @@ func TestDevicesAreCounted(t *testing.T) {
 	w.ok(register("a", withGPUs(2)))
 	w.running("first", "a", gpus(2))
 	a := w.s.Alloc("a")
-	is(t, "reserved devices", DevicesNamed(a.Devices, "gpu"), 2)
+	is(t, "number of gpu devices that are reserved on the node", DevicesNamed(a.Devices, "gpu"), 2)
 	w.ok(put("second", gpus(1)))
 	refused := func(why string) {
 		t.Helper()
 		res := w.do(w.assign("second", "a"))
-		is(t, "skipped", res.Skipped, 1)
+		is(t, "number of skipped items of the command", res.Skipped, 1)
 		if !strings.Contains(res.Reason, why) {
-			t.Errorf("the assignment was skipped with %q, want %q", res.Reason, why)
+			t.Errorf("the assignment was skipped with reason %q, want %q", res.Reason, why)
 		}
 	}
 	refused(`node "a" has no 1 devices gpu left`)
@@ -38,10 +38,10 @@ func TestDevicesAreCounted(t *testing.T) {
 	w.ok(gone("first", "a", nil))
 	w.bind("second", "a")
 	a = w.s.Alloc("a")
-	is(t, "reserved devices", DevicesNamed(a.Devices, "gpu"), 1)
+	is(t, "number of gpu devices that are reserved on the node", DevicesNamed(a.Devices, "gpu"), 1)
 	w.ok(put("second", gpus(2), content("c1:two")))
 	a = w.s.Alloc("a")
-	is(t, "reserved devices after the change", DevicesNamed(a.Devices, "gpu"), 2)
+	is(t, "number of gpu devices that are reserved after the change", DevicesNamed(a.Devices, "gpu"), 2)
 }
 
 // TestDevicesAreBounded: names and numbers of devices that are not valid are refused, and the refusal names the field.
@@ -54,12 +54,12 @@ func TestDevicesAreBounded(t *testing.T) {
 	} {
 		res := w.do(put("w", demand(func(d *commandv1.Demand) { d.Devices = list })))
 		if res.Kind != Invalid || !strings.Contains(res.Reason, name) {
-			t.Errorf("a put is refused with %v %q, want %q", res.Kind, res.Reason, name)
+			t.Errorf("the put was answered with %v and reason %q, want a refusal that names field %q", res.Kind, res.Reason, name)
 		}
 	}
 	res := w.do(register("b", withGPUs(5000)))
 	if want := "devices[0].count: 5000 is not in 1..4096"; res.Kind != Invalid || !strings.Contains(res.Reason, want) {
-		t.Errorf("a registration is refused with %v %q, want %q", res.Kind, res.Reason, want)
+		t.Errorf("the registration was answered with %v and reason %q, want a refusal with %q", res.Kind, res.Reason, want)
 	}
 }
 
@@ -74,12 +74,12 @@ func TestQuotaOfDevices(t *testing.T) {
 	})
 	res := w.do(put("second", in, both))
 	if want := "devices: 2 used, 2 more asked for, limit 3"; !strings.Contains(res.Reason, want) {
-		t.Errorf("the put was answered with %v %q, want %q", res.Kind, res.Reason, want)
+		t.Errorf("the put was answered with %v and reason %q, want a refusal with %q", res.Kind, res.Reason, want)
 	}
 	w.ok(put("second", in, gpus(1)))
-	is(t, "used devices", w.s.UseOf("lab").Devices, 3)
+	is(t, `Devices used by namespace "lab"`, w.s.UseOf("lab").Devices, 3)
 	w.ok(put("first", in, gpus(1), content("c1:less")))
-	is(t, "used devices", w.s.UseOf("lab").Devices, 2)
+	is(t, `Devices used by namespace "lab"`, w.s.UseOf("lab").Devices, 2)
 }
 
 // TestNamedDevices: a demand for 0 devices is satisfied by a node that offers the kind, also if all are reserved.
@@ -92,7 +92,7 @@ func TestNamedDevices(t *testing.T) {
 	w.ok(put("named", gpus(0)))
 	skipped(t, w.do(w.assign("named", "b")), `node "b" offers no devices gpu`)
 	w.ok(w.assign("named", "a"))
-	is(t, "used devices", w.s.UseOf(DefaultNamespace).Devices, 1)
+	is(t, "Devices used by namespace default", w.s.UseOf(DefaultNamespace).Devices, 1)
 }
 
 // TestGPUsOfAnyKind: a demand for gpu reserves GPUs whatever the node calls them, and they are not free for a demand that

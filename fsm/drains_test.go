@@ -33,7 +33,8 @@ func drainDeadlinesScenario(w *world) {
 	w.do(drainBy("a", 0))
 }
 
-// endedDrainsScenario has decisions for the drain of node a, of which one of each kind is committed after the drain has ended.
+// endedDrainsScenario drains node a, ends the drain, and then commits one decision of each kind that was
+// planned for the drain.
 func endedDrainsScenario(w *world) {
 	w.do(register("a"))
 	w.do(put("web"))
@@ -58,9 +59,9 @@ func endedDrainsScenario(w *world) {
 func TestEndedDrains(t *testing.T) {
 	w := formed(t)
 	endedDrainsScenario(w)
-	is(t, "node", w.workload("web").Node, "")
+	is(t, `node of workload "web"`, w.workload("web").Node, "")
 	_, member := w.s.Workload("log-a")
-	is(t, "member", member, false)
+	is(t, `the member of the system workload on node "a" has a record`, member, false)
 
 	w = formed(t)
 	w.ok(register("a"))
@@ -80,16 +81,16 @@ func TestDrainDeadlines(t *testing.T) {
 		{"a running job is not evicted before the deadline", func(t *testing.T, w *world) {
 			w.now = w.node("a").JobsUntil - 2*second // each command advances the clock by a second
 			skipped(t, w.do(w.evict("pack", CodeDraining, false)), "may end there until")
-			is(t, "node", w.workload("pack").Node, "a")
+			is(t, `node of workload "pack"`, w.workload("pack").Node, "a")
 			w.ok(w.evict("pack", CodeDraining, false))
-			is(t, "node", w.workload("pack").Node, "")
+			is(t, `node of workload "pack"`, w.workload("pack").Node, "")
 		}},
 		{"a failed attempt is counted before the job is evicted, and the job keeps the count", func(t *testing.T, w *world) {
 			w.ok(w.ended("pack", 1))
 			skipped(t, w.do(w.evict("pack", CodeDraining, false)), "may end there until")
 			w.ok(w.retry("pack", 1, w.now+minute, false))
 			w.ok(w.evict("pack", CodeDraining, false))
-			is(t, "attempts", w.workload("pack").Retry.Attempts, 1)
+			is(t, `number of counted failures of workload "pack"`, w.workload("pack").Retry.Attempts, 1)
 		}},
 		{"an eviction for another reason needs no deadline", func(t *testing.T, w *world) {
 			w.ok(w.evict("pack", CodeTainted, false))
@@ -99,26 +100,26 @@ func TestDrainDeadlines(t *testing.T) {
 		}},
 		{"a new deadline counts from its command, and a drain command without a deadline keeps the present deadline", func(t *testing.T, w *world) {
 			was := w.node("a").JobsUntil
-			is(t, "same", w.do(drain("a", true)).Kind, AlreadyDone)
-			is(t, "until", w.node("a").JobsUntil, was)
+			is(t, "verdict on the repeated command", w.do(drain("a", true)).Kind, AlreadyDone)
+			is(t, `JobsUntil of node "a"`, w.node("a").JobsUntil, was)
 			w.wait(second)
 			w.ok(drainBy("a", 60))
-			is(t, "until", w.node("a").JobsUntil, w.now+minute)
+			is(t, `JobsUntil of node "a"`, w.node("a").JobsUntil, w.now+minute)
 			w.ok(drainBy("a", 0))
-			is(t, "until", w.node("a").JobsUntil, 0)
+			is(t, `JobsUntil of node "a"`, w.node("a").JobsUntil, 0)
 			w.ok(w.evict("pack", CodeDraining, false))
 		}},
 		{"the end of a drain removes the deadline, and a new drain without a deadline has none", func(t *testing.T, w *world) {
 			w.ok(drain("a", false))
-			is(t, "until", w.node("a").JobsUntil, 0)
+			is(t, `JobsUntil of node "a"`, w.node("a").JobsUntil, 0)
 			w.ok(drain("a", true))
-			is(t, "until", w.node("a").JobsUntil, 0)
+			is(t, `JobsUntil of node "a"`, w.node("a").JobsUntil, 0)
 		}},
 		{"the event says until when jobs may end", func(t *testing.T, w *world) {
 			w.wait(second)
 			w.ok(drainBy("a", 60))
 			if e := w.eventOf(EventNodeDraining); !strings.Contains(e.Message, "running jobs may end there until ") {
-				t.Errorf("the message of the event is %q", e.Message)
+				t.Errorf("the message of event NodeDraining is %q, want it to say until when running jobs may end there", e.Message)
 			}
 		}},
 		{"a deadline that is too long is refused", func(t *testing.T, w *world) {
@@ -140,8 +141,9 @@ func TestDrainDeadlines(t *testing.T) {
 	}
 }
 
-// TestAJobThatSucceededIsNotEvicted: the node reports the end of a job after the planner has looked and before its eviction is
-// committed. Evicted, the job would run a second time.
+// TestAJobThatSucceededIsNotEvicted: the planner decides to evict a job, and before the eviction is
+// committed, the node reports that the job has succeeded. The eviction is skipped, because the job would run
+// a second time.
 func TestAJobThatSucceededIsNotEvicted(t *testing.T) {
 	tolerant := job(func(j *commandv1.Job) { j.SuccessCodes = []int32{0, 3} })
 	for code, stays := range map[int32]bool{0: true, 3: true, 1: false} {
@@ -210,36 +212,36 @@ func TestADrainKeepsAJobWhoseOrderIsRenewed(t *testing.T) {
 		moves bool
 		renew func(w *world)
 	}{
-		{"a change of the priority", false, func(w *world) { w.ok(put("pack", job(), priority(7))) }},
-		{"two changes of the priority", false, func(w *world) {
+		{"a change of the priority keeps the job on its node", false, func(w *world) { w.ok(put("pack", job(), priority(7))) }},
+		{"two changes of the priority keep the job on its node", false, func(w *world) {
 			w.ok(put("pack", job(), priority(7)))
 			w.ok(put("pack", job(), priority(8)))
 		}},
-		{"a change of the priority while the reported state is Unknown", false, func(w *world) {
+		{"a change of the priority while the reported state is Unknown keeps the job on its node", false, func(w *world) {
 			w.ok(w.says("pack", "Unknown"))
 			w.ok(put("pack", job(), priority(7)))
 		}},
-		{"the repair of a drift", false, func(w *world) {
+		{"the repair of a drift keeps the job on its node", false, func(w *world) {
 			w.ok(&commandv1.Command{Body: &commandv1.Command_SetDrifts{SetDrifts: &commandv1.SetDrifts{
 				Repairs: []*commandv1.DriftRepair{{Workload: "pack", Node: "a", IfGeneration: w.generation("pack")}}}}})
 		}},
-		{"a retry of a job that still runs", false, func(w *world) { w.ok(w.retry("pack", 1, 0, false)) }},
-		{"a retry of a job that has failed", true, func(w *world) {
+		{"a retry of a job that still runs keeps the job on its node", false, func(w *world) { w.ok(w.retry("pack", 1, 0, false)) }},
+		{"a retry of a job that has failed lets the drain move the job", true, func(w *world) {
 			w.ok(w.ended("pack", 1))
 			w.ok(w.retry("pack", 1, 0, false))
 		}},
-		{"a change of the specification", true, func(w *world) { w.ok(put("pack", job(), content("c1:another"))) }},
-		{"a change of the specification, and then of the priority", true, func(w *world) {
+		{"a change of the specification lets the drain move the job", true, func(w *world) { w.ok(put("pack", job(), content("c1:another"))) }},
+		{"a change of the specification, and then of the priority lets the drain move the job", true, func(w *world) {
 			w.ok(put("pack", job(), content("c1:another")))
 			w.ok(put("pack", job(), content("c1:another"), priority(7)))
 		}},
-		{"a change of the specification that the node accepted, and then of the priority", false, func(w *world) {
+		{"a change of the specification that the node accepted, and then of the priority keeps the job on its node", false, func(w *world) {
 			w.ok(put("pack", job(), content("c1:another")))
 			w.run("pack")
 			w.ok(put("pack", job(), content("c1:another"), priority(7)))
 		}},
-		{"a restart by a person", true, func(w *world) { w.ok(userRetry("pack")) }},
-		{"a change of the priority before the node has accepted the first order", true, func(w *world) {
+		{"a restart by a person lets the drain move the job", true, func(w *world) { w.ok(userRetry("pack")) }},
+		{"a change of the priority before the node has accepted the first order lets the drain move the job", true, func(w *world) {
 			w.ok(drain("a", false))
 			w.ok(w.evict("pack", CodeTainted, true))
 			w.bind("pack", "a")
@@ -254,24 +256,25 @@ func TestADrainKeepsAJobWhoseOrderIsRenewed(t *testing.T) {
 			w.ok(drainBy("a", 60))
 			w.wait(second)
 			c.renew(w)
-			is(t, "acknowledged", w.workload("pack").Acknowledged, false)
+			is(t, `the order of workload "pack" is acknowledged`, w.workload("pack").Acknowledged, false)
 			w.stays(t, "pack", !c.moves)
 		})
 	}
 }
 
-// stays checks whether an eviction by a drain is refused because the job may end on its node.
+// stays checks whether the drain leaves the workload on its node. If want is true, the eviction must be
+// refused because the job may end there.
 func (w *world) stays(t *testing.T, id string, want bool) {
 	t.Helper()
 	res := w.do(w.evict(id, CodeDraining, false))
-	is(t, "stays", w.workload(id).Node != "", want)
+	is(t, "the job stays on its node", w.workload(id).Node != "", want)
 	if want {
 		skipped(t, res, "may end there until")
 	}
 }
 
-// TestADrainMovesAJobThatDoesNotStart: the order of a job on the draining node a is accepted, and the node reports it
-// once more.
+// TestADrainMovesAJobThatDoesNotStart: node a is draining and has accepted the order of a job. The drain
+// moves the job if the next report says that it cannot start, and keeps it if it may run.
 func TestADrainMovesAJobThatDoesNotStart(t *testing.T) {
 	for _, c := range []struct {
 		state, code string
@@ -297,7 +300,8 @@ func TestADrainMovesAJobThatDoesNotStart(t *testing.T) {
 	}
 }
 
-// A job that has succeeded and whose order is renewed before its end is recorded is completed nevertheless.
+// If a job has succeeded, and its order is renewed before the leader records its end, the job still counts as
+// completed.
 func TestARenewedOrderKeepsTheSuccessOfAJob(t *testing.T) {
 	w := formed(t)
 	w.ok(register("a"))
@@ -306,10 +310,10 @@ func TestARenewedOrderKeepsTheSuccessOfAJob(t *testing.T) {
 		Workload: "pack", Node: "a", Generation: w.generation("pack"), State: "Stopped", Code: CodeCompleted, Acknowledged: true, ObservedAt: w.now,
 	}))
 	w.ok(put("pack", job(), priority(7)))
-	is(t, "acknowledged", w.workload("pack").Acknowledged, false)
-	is(t, "completed", w.workload("pack").Completed(), true)
+	is(t, `the order of workload "pack" is acknowledged`, w.workload("pack").Acknowledged, false)
+	is(t, `workload "pack" has completed`, w.workload("pack").Completed(), true)
 	w.ok(put("pack", job(), priority(7), content("c1:other")))
-	is(t, "completed with another content", w.workload("pack").Completed(), false)
+	is(t, "the job counts as completed after its content was changed", w.workload("pack").Completed(), false)
 }
 
 // If the engine of a job's node does not answer, the job stays until the deadline of the drain. This holds
@@ -339,12 +343,13 @@ func TestADrainKeepsAJobThatIsFoundAfterARestore(t *testing.T) {
 	w.ok(drainBy("a", 60))
 	w.ok(said)
 	p := w.workload("pack")
-	is(t, "node", p.Node, "a")
-	is(t, "acknowledged", p.Acknowledged, false)
+	is(t, `node of workload "pack"`, p.Node, "a")
+	is(t, `the order of workload "pack" is acknowledged`, p.Acknowledged, false)
 	w.stays(t, "pack", true)
 }
 
-// TestARestoreKeepsAJobWhoseOrderIsRenewed: the backup is older than the renewed order of a running job.
+// TestARestoreKeepsAJobWhoseOrderIsRenewed: after a backup, a running job gets a renewed order. The backup is
+// restored, and a drain lets the job end on its node.
 func TestARestoreKeepsAJobWhoseOrderIsRenewed(t *testing.T) {
 	w := formed(t, "a")
 	w.running("pack", "a", job())
@@ -355,12 +360,13 @@ func TestARestoreKeepsAJobWhoseOrderIsRenewed(t *testing.T) {
 	w.stays(t, "pack", true)
 }
 
-// TestARestoreKeepsTheDeadlineOfADrain: a new cluster, whose node a has registered, restores a backup.
+// TestARestoreKeepsTheDeadlineOfADrain: a backup is restored into a new cluster, in which node a has
+// registered. The cases differ in which of the two states drains the node.
 func TestARestoreKeepsTheDeadlineOfADrain(t *testing.T) {
 	for _, c := range []struct {
 		name            string
-		backup, present uint32 // deadline of the drain in seconds; 0 = the node is not draining
-		want            int64  // seconds after the last drain of the backup or of the present state
+		backup, present uint32 // deadline of the drain in the backup and in the present state, in seconds; 0 = the node is not draining there
+		want            int64  // seconds from the drain command until JobsUntil
 	}{
 		{"a node that is draining keeps its own deadline", 600, 60, 60},
 		{"a node that is not draining gets the drain of the backup with its deadline", 600, 0, 600},
@@ -381,8 +387,8 @@ func TestARestoreKeepsTheDeadlineOfADrain(t *testing.T) {
 				at = fresh.s.Info().Clock
 			}
 			n := w.withState(restored(t, w.s, fresh.s)).node("a")
-			is(t, "draining", n.Draining, true)
-			is(t, "until", n.JobsUntil, at+c.want*second)
+			is(t, "the node is draining after the restore", n.Draining, true)
+			is(t, "time until which jobs may end on the draining node", n.JobsUntil, at+c.want*second)
 		})
 	}
 }

@@ -33,27 +33,27 @@ func TestSetDrifts(t *testing.T) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "ghost", DriftOrphan)}))
 			begun := w.now
 			e := w.eventOf(EventDriftDetected)
-			is(t, "type", e.Reason, DriftOrphan)
-			is(t, "resolved", e.Details[3], Label{"resolved", "false"})
+			is(t, "reason of the event DriftDetected", e.Reason, DriftOrphan)
+			is(t, "resolved in the event DriftDetected", e.Details[3], Label{"resolved", "false"})
 			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "ghost", DriftOrphan)}))
-			is(t, "changes", len(w.last), 0)
+			is(t, "number of records that the last command changed", len(w.last), 0)
 			changed := drifted("a", "ghost", DriftOrphan)
 			changed.AgentStatus = "Failed"
 			w.ok(setDrifts([]*commandv1.Drift{changed}))
-			is(t, "events", len(w.events()), 0)
-			is(t, "changes", len(w.last), 1)
-			is(t, "before and after", w.last[0].OldDrift().AgentStatus+", "+w.last[0].NewDrift().AgentStatus, "Stopped, Failed")
+			is(t, "number of events of the last command", len(w.events()), 0)
+			is(t, "number of records that the last command changed", len(w.last), 1)
+			is(t, "status of the agent in the drift before and after the command", w.last[0].OldDrift().AgentStatus+", "+w.last[0].NewDrift().AgentStatus, "Stopped, Failed")
 			d, _ := w.s.Drift("a", "ghost", DriftOrphan)
-			is(t, "agent status", d.AgentStatus, "Failed")
-			is(t, "since", d.DetectedAt, begun)
+			is(t, "status of the agent in the drift", d.AgentStatus, "Failed")
+			is(t, "time at which the drift was detected", d.DetectedAt, begun)
 			w.ok(setDrifts(nil, drifted("a", "ghost", DriftOrphan)))
-			is(t, "resolved", w.eventOf(EventDriftResolved).Details[3], Label{"resolved", "true"})
+			is(t, "resolved in the event DriftResolved", w.eventOf(EventDriftResolved).Details[3], Label{"resolved", "true"})
 			if m := w.eventOf(EventDriftResolved).Message; !strings.HasPrefix(m, "node a no longer has an orphan of this name, after ") || !strings.HasSuffix(m, " s") {
 				t.Errorf("the event about the closed drift is %q, want it to say that node a no longer has an orphan of this name", m)
 			}
-			is(t, "open", w.s.DriftCount(), 0)
+			is(t, "number of open drifts", w.s.DriftCount(), 0)
 			w.ok(setDrifts(nil, drifted("a", "ghost", DriftOrphan)))
-			is(t, "changes", len(w.last), 0)
+			is(t, "number of records that the last command changed", len(w.last), 0)
 		}},
 		{"the repair of a drift gives the workload a new generation of the same revision", func(t *testing.T, w *world) {
 			w.run("web")
@@ -62,9 +62,9 @@ func TestSetDrifts(t *testing.T) {
 			c.GetSetDrifts().Repairs = []*commandv1.DriftRepair{{Workload: "web", Node: "a", IfGeneration: w.generation("web")}}
 			w.ok(c)
 			now := w.workload("web")
-			is(t, "newer", before.Generation.Less(now.Generation), true)
-			is(t, "revision", now.Revision(), before.Revision())
-			is(t, "acknowledged", now.Acknowledged, false)
+			is(t, "the workload has a newer generation than before", before.Generation.Less(now.Generation), true)
+			is(t, `revision of workload "web"`, now.Revision(), before.Revision())
+			is(t, `the order of workload "web" is acknowledged`, now.Acknowledged, false)
 			skipped(t, w.do(c), "generation")
 		}},
 		{"a workload whose retries are exhausted is not repaired, and reports of its node still count", func(t *testing.T, w *world) {
@@ -95,7 +95,7 @@ func TestSetDrifts(t *testing.T) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "ghost", DriftOrphan), drifted("b", "ghost", DriftOrphan)}))
 			w.ok(removeNode("a", true))
 			w.eventOf(EventDriftResolved)
-			is(t, "open", w.s.DriftCount(), 1)
+			is(t, "number of open drifts", w.s.DriftCount(), 1)
 		}},
 	})
 }
@@ -111,41 +111,41 @@ func TestAdoptDrift(t *testing.T) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "ghost", DriftOrphan)}))
 			refused(t, w.do(adopt("b", "ghost")), Invalid, "persysctl drift adopt b ghost -f FILE")
 			res := w.ok(adopt("b", "ghost", hostPort(80)))
-			is(t, "item", res.Items[0].ID, "ghost")
-			is(t, "node", w.workload("ghost").Node, "b")
-			is(t, "status", w.workload("ghost").Status, StatusScheduled)
-			is(t, "event", w.eventOf(EventWorkloadScheduled).Reason, CodeAdopted)
+			is(t, "workload in item 0 of the result", res.Items[0].ID, "ghost")
+			is(t, `node of workload "ghost"`, w.workload("ghost").Node, "b")
+			is(t, `status of workload "ghost"`, w.workload("ghost").Status, StatusScheduled)
+			is(t, "reason of the event WorkloadScheduled", w.eventOf(EventWorkloadScheduled).Reason, CodeAdopted)
 			w.eventOf(EventDriftResolved)
-			is(t, "open", w.s.DriftCount(), 0)
+			is(t, "number of open drifts", w.s.DriftCount(), 0)
 		}},
 		{"the instance of a legacy v1 agent counts as the given specification", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{atRevision(drifted("b", "ghost", DriftOrphan), "rev-7")}))
 			w.ok(adopt("b", "ghost", hostPort(80)))
-			is(t, "revision", w.workload("ghost").Revision(), "rev-7")
+			is(t, `revision of workload "ghost"`, w.workload("ghost").Revision(), "rev-7")
 			w.ok(put("ghost", hostPort(80), content("c1:changed")))
-			is(t, "revision of a changed specification", w.workload("ghost").Revision(), "c1-changed")
+			is(t, `revision of workload "ghost" after its specification changed`, w.workload("ghost").Revision(), "c1-changed")
 		}},
 		{"the instance of a legacy v1 agent that schedulers ordered has the revision of its content", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{atRevision(drifted("b", "ghost", DriftOrphan), "c1-fedcba9876543210")}))
 			w.ok(adopt("b", "ghost", hostPort(80)))
-			is(t, "revision", w.workload("ghost").Revision(), "c1-0123456789abcdef")
+			is(t, `revision of workload "ghost"`, w.workload("ghost").Revision(), "c1-0123456789abcdef")
 		}},
 		{"a known specification of a workload replaces the instance of a legacy v1 agent", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{atRevision(drifted("b", "web", DriftOrphan), "rev-7")}))
 			w.ok(adopt("b", "web"))
-			is(t, "revision", w.workload("web").Revision(), "c1-0123456789abcdef")
+			is(t, `revision of workload "web"`, w.workload("web").Revision(), "c1-0123456789abcdef")
 		}},
 		{"a revision that is too long is not adopted", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{atRevision(drifted("b", "ghost", DriftOrphan), strings.Repeat("x", MaxAdopted+1))}))
 			w.ok(adopt("b", "ghost", hostPort(80)))
-			is(t, "revision", w.workload("ghost").Revision(), "c1-0123456789abcdef")
+			is(t, `revision of workload "ghost"`, w.workload("ghost").Revision(), "c1-0123456789abcdef")
 		}},
 		{"a known workload moves to the node where it was found", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "web", DriftOrphan)}))
 			w.ok(adopt("b", "web"))
-			is(t, "node", w.workload("web").Node, "b")
+			is(t, `node of workload "web"`, w.workload("web").Node, "b")
 			_, left := w.s.Residual("a", "web")
-			is(t, "left on a", left, true)
+			is(t, `there is a residual of workload "web" on node "a"`, left, true)
 		}},
 		{"a workload adopted with other ports still holds its ports on the former node", func(t *testing.T, w *world) {
 			w.ok(put("web", hostPort(80)))
@@ -153,7 +153,7 @@ func TestAdoptDrift(t *testing.T) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "web", DriftOrphan)}))
 			w.ok(adopt("b", "web", hostPort(81), content("c1:other")))
 			holder, on := w.s.PortHolder("node:a", HostPort{Port: 80, Protocol: "tcp"})
-			is(t, "80 is held by", holder+" on "+on, "web on a")
+			is(t, "workload and node for which host port 80 is reserved", holder+" on "+on, "web on a")
 			w.ok(put("other", hostPort(80)))
 			skipped(t, w.do(w.assign("other", "a")), "80/tcp")
 		}},
@@ -164,7 +164,7 @@ func TestAdoptDrift(t *testing.T) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "web", DriftOrphan)}))
 			w.ok(adopt("a", "web", hostPort(81), content("c1:other")))
 			holder, on := w.s.PortHolder("node:a", HostPort{Port: 80, Protocol: "tcp"})
-			is(t, "80 is held by", holder+" on "+on, "web on a")
+			is(t, "workload and node for which host port 80 is reserved", holder+" on "+on, "web on a")
 		}},
 		{"an exclusive workload that is placed on another node is not adopted", func(t *testing.T, w *world) {
 			w.place("db", "a", exclusive)
@@ -180,7 +180,7 @@ func TestAdoptDrift(t *testing.T) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "big", DriftOrphan)}))
 			refused(t, w.do(adopt("b", "big", demand(func(d *commandv1.Demand) { d.CpuMillicores = 9000 }))), NoCapacity, "9000 millicores")
 			_, ok := w.s.Workload("big")
-			is(t, "made", ok, false)
+			is(t, "the workload has a record", ok, false)
 		}},
 		{"a workload that is no orphan cannot be adopted", func(t *testing.T, w *world) {
 			refused(t, w.do(adopt("b", "none")), NotFound, "persysctl drift list")
@@ -195,13 +195,13 @@ func TestDropOrphan(t *testing.T) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "ghost", DriftOrphan)}))
 			w.ok(dropOrphan("b", "ghost"))
 			r, ok := w.s.Residual("b", "ghost")
-			is(t, "residual", ok && r.Reason == CodeOrphanDeleted, true)
+			is(t, `there is a residual of workload "ghost" on node "b"`, ok && r.Reason == CodeOrphanDeleted, true)
 			d, _ := w.s.Drift("b", "ghost", DriftOrphan)
-			is(t, "action", d.Action, ActionDeleteOrphan)
-			is(t, "again", w.do(dropOrphan("b", "ghost")).Kind, AlreadyDone)
+			is(t, "action of the drift", d.Action, ActionDeleteOrphan)
+			is(t, "verdict on the repeated command", w.do(dropOrphan("b", "ghost")).Kind, AlreadyDone)
 			w.ok(gone("ghost", "b", GenerationPB(r.Generation)))
 			_, ok = w.s.Residual("b", "ghost")
-			is(t, "left", ok, false)
+			is(t, `there is a residual of workload "ghost" on node "b"`, ok, false)
 		}},
 		{"a workload that is placed on the node is not dropped", func(t *testing.T, w *world) {
 			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "web", DriftOrphan)}))

@@ -23,26 +23,26 @@ func TestEachWorkloadIsJudgedAlone(t *testing.T) {
 			w.ok(putNamespace("small", func(n *commandv1.PutNamespace) { n.Quota = &commandv1.Quota{CpuMillicores: 1500} }))
 			in := func(p *commandv1.WorkloadPut) { p.Namespace = "small" }
 			res := w.do(each(onePut("a"), onePut("b", in), onePut("c", in), onePut("bad id"), onePut("d")))
-			is(t, "kind", res.Kind, OK)
-			is(t, "items", len(res.Items), 5)
+			is(t, "verdict on the command", res.Kind, OK)
+			is(t, "number of items in the result", len(res.Items), 5)
 			var kinds []Kind
 			for _, it := range res.Items {
 				kinds = append(kinds, it.Kind)
 			}
-			is(t, "kinds", fmt.Sprint(kinds), fmt.Sprint([]Kind{OK, OK, OverQuota, Invalid, OK}))
-			is(t, "the reason names the rule", strings.Contains(res.Items[3].Reason, "bad id"), true)
-			is(t, "the item has the verdict of its workload", res.Of(res.Items[2]).Kind, OverQuota)
+			is(t, "verdicts on the workloads of the put", fmt.Sprint(kinds), fmt.Sprint([]Kind{OK, OK, OverQuota, Invalid, OK}))
+			is(t, "the reason of item 3 names the rule that the id violates", strings.Contains(res.Items[3].Reason, "bad id"), true)
+			is(t, "Result.Of returns the verdict on the workload of the item", res.Of(res.Items[2]).Kind, OverQuota)
 			for id, there := range map[string]bool{"a": true, "b": true, "c": false, "d": true} {
 				_, ok := w.s.Workload(id)
 				is(t, id, ok, there)
 			}
-			is(t, "check", w.s.Check(), nil)
+			is(t, "violations that Check finds", w.s.Check(), nil)
 		}},
 		{"workloads are applied in their order", func(t *testing.T, w *world) {
 			res := w.do(each(onePut("a"), onePut("a", content("c1:other")), onePut("a", content("c1:other"))))
-			is(t, "unchanged", fmt.Sprint(res.Items[0].Unchanged, res.Items[1].Unchanged, res.Items[2].Unchanged), "false false true")
+			is(t, "Unchanged of the three items", fmt.Sprint(res.Items[0].Unchanged, res.Items[1].Unchanged, res.Items[2].Unchanged), "false false true")
 			a, _ := w.s.Workload("a")
-			is(t, "content", a.Content, "c1:other")
+			is(t, `content of workload "a"`, a.Content, "c1:other")
 		}},
 		{"a repeated request gets the same verdicts after a restore from a snapshot", func(t *testing.T, w *world) {
 			id := requestAt(w.now, 1)
@@ -55,12 +55,12 @@ func TestEachWorkloadIsJudgedAlone(t *testing.T) {
 			}
 			w.s = restored
 			again := w.as(id, c)
-			is(t, "duplicate", again.Duplicate, true)
-			is(t, "verdicts", fmt.Sprint(again.Items), fmt.Sprint(first.Items))
+			is(t, "the answer comes from a receipt", again.Duplicate, true)
+			is(t, "items of the repeated request", fmt.Sprint(again.Items), fmt.Sprint(first.Items))
 			a, _ := w.s.Workload("a")
-			is(t, "content", a.Content, "c1:later")
+			is(t, `content of workload "a"`, a.Content, "c1:later")
 		}},
-		{"a command with Each has 1 to 64 workloads and no group", func(t *testing.T, w *world) {
+		{"a command with the field each must have 1 to 64 workloads and no group", func(t *testing.T, w *world) {
 			c := each(onePut("a"))
 			refused(t, w.do(each()), Invalid, "1 to 64")
 			many := each()
@@ -84,7 +84,7 @@ func TestEachWorkloadIsJudgedAlone(t *testing.T) {
 					seen = append(seen, e.Type+" "+e.Reason)
 				}
 			}
-			is(t, "events", strings.Join(seen, ", "), EventMutation+" ok, "+EventMutation+" invalid, "+EventWorkloadCreated+" ")
+			is(t, "events of unchanged and refused workloads", strings.Join(seen, ", "), EventMutation+" ok, "+EventMutation+" invalid, "+EventWorkloadCreated+" ")
 		}},
 	})
 }

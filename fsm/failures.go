@@ -131,9 +131,9 @@ func (t *Tx) forgiveFailures(b *commandv1.ForgiveFailures) (res Result) {
 	return res
 }
 
-// overdue reports whether u, the planner's explanation for w, says that the deletion of w timed
-// out: w is being deleted, and u has the reason DeleteTimeout and the present generation of w. No
-// other explanation is stored for a workload that is being deleted.
+// overdue reports whether u, an explanation that the planner proposes, says that the deletion of w timed out:
+// w is being deleted, and u has the code DeleteTimeout and the present generation of w. Other explanations
+// are not stored for a workload that is being deleted.
 func (t *Tx) overdue(w *Workload, u *commandv1.Unplaced) bool {
 	return w.Desired == DesiredDeleted && w.Generation == order.GenerationOf(u.GetIfGeneration()) &&
 		u.GetCode() == CodeDeleteTimeout

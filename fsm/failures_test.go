@@ -55,13 +55,13 @@ func TestFailureCountersOfWorkloads(t *testing.T) {
 			w.run("web")
 			since := w.now
 			r := w.workload("web").Retry
-			is(t, "attempts", r.Attempts, 1)
-			is(t, "first failure", r.FirstFailureAt, first)
-			is(t, "stable since", r.StableSince, since)
-			is(t, "status", w.workload("web").Status, StatusRunning)
+			is(t, `number of counted failures of workload "web"`, r.Attempts, 1)
+			is(t, `time of the first failure of workload "web"`, r.FirstFailureAt, first)
+			is(t, `StableSince of workload "web"`, r.StableSince, since)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusRunning)
 			w.ok(w.forgive("web"))
-			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
-			is(t, "event", w.eventOf(EventWorkloadStable).Details[0], Label{"attempts", "1"})
+			is(t, `Retry of workload "web"`, w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
+			is(t, "detail of the event WorkloadStable", w.eventOf(EventWorkloadStable).Details[0], Label{"attempts", "1"})
 		}},
 		{"a failure before the stable time ends adds to the count", func(t *testing.T, w *world) {
 			fail(w, 1)
@@ -69,9 +69,9 @@ func TestFailureCountersOfWorkloads(t *testing.T) {
 			w.run("web")
 			fail(w, 2)
 			r := w.workload("web").Retry
-			is(t, "attempts", r.Attempts, 2)
-			is(t, "first failure", r.FirstFailureAt, first)
-			is(t, "stable since", r.StableSince, 0)
+			is(t, `number of counted failures of workload "web"`, r.Attempts, 2)
+			is(t, `time of the first failure of workload "web"`, r.FirstFailureAt, first)
+			is(t, `StableSince of workload "web"`, r.StableSince, 0)
 			skipped(t, w.do(w.forgive("web")), "does not run")
 		}},
 		{"a restart by the engine restarts the stable time", func(t *testing.T, w *world) {
@@ -80,25 +80,25 @@ func TestFailureCountersOfWorkloads(t *testing.T) {
 			again := w.says("web", "Running")
 			again.GetReport().Reports[0].RestartCount = 1
 			w.ok(again)
-			is(t, "stable since", w.workload("web").Retry.StableSince, w.now)
+			is(t, `StableSince of workload "web"`, w.workload("web").Retry.StableSince, w.now)
 		}},
 		{"a workload without failures is skipped", func(t *testing.T, w *world) {
 			w.run("web")
-			is(t, "stable since", w.workload("web").Retry.StableSince, 0)
+			is(t, `StableSince of workload "web"`, w.workload("web").Retry.StableSince, 0)
 			skipped(t, w.do(w.forgive("web")), "has not failed")
 		}},
 		{"a stop by the user clears the failures", func(t *testing.T, w *world) {
 			fail(w, 1)
 			w.run("web")
 			w.ok(setDesired("web", "Stopped"))
-			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
+			is(t, `Retry of workload "web"`, w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
 		}},
 		{"a backoff ends when the workload runs", func(t *testing.T, w *world) {
 			w.ok(w.says("web", "Failed"))
 			w.ok(w.retry("web", 1, w.now+minute, false))
 			w.run("web")
-			is(t, "next", w.workload("web").Retry.NextAt, 0)
-			is(t, "status", w.workload("web").Status, StatusRunning)
+			is(t, `time of the next attempt of workload "web"`, w.workload("web").Retry.NextAt, 0)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusRunning)
 		}},
 		{"an item of another generation is skipped", func(t *testing.T, w *world) {
 			fail(w, 1)
@@ -119,54 +119,54 @@ func TestVerdictAfterExhaustedRetries(t *testing.T) {
 	}
 	exhausted := func(t *testing.T, w *world) {
 		t.Helper()
-		is(t, "code", w.workload("web").Reason.Code, CodeExhausted)
-		is(t, "message", w.workload("web").Reason.Message, "5 of 5 attempts used")
+		is(t, `reason code of workload "web"`, w.workload("web").Reason.Code, CodeExhausted)
+		is(t, `message of the reason of workload "web"`, w.workload("web").Reason.Message, "5 of 5 attempts used")
 	}
 	provePlaced(t, []fact{
 		{"later reports of the node keep the verdict", func(t *testing.T, w *world) {
 			exhaust(w)
-			is(t, "event", w.eventOf(EventWorkloadFailed).Reason, CodeExhausted)
+			is(t, "reason of the event WorkloadFailed", w.eventOf(EventWorkloadFailed).Reason, CodeExhausted)
 			c := w.says("web", "Failed")
 			c.GetReport().Reports[0].Message = "exit code 3"
 			w.ok(c)
 			exhausted(t, w)
-			is(t, "status", w.workload("web").Status, StatusFailed)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusFailed)
 		}},
 		{"loss and return of the node keep the verdict", func(t *testing.T, w *world) {
 			exhaust(w)
 			w.ok(nodeState("a", false))
-			is(t, "lost", w.workload("web").Reason.Code, CodeNodeLost)
+			is(t, `reason code of workload "web" while its node is lost`, w.workload("web").Reason.Code, CodeNodeLost)
 			w.ok(nodeState("a", true))
 			exhausted(t, w)
-			is(t, "status", w.workload("web").Status, StatusFailed)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusFailed)
 		}},
 		{"a running workload keeps the verdict until its failures are cleared", func(t *testing.T, w *world) {
 			exhaust(w)
 			w.run("web")
-			is(t, "status", w.workload("web").Status, StatusRunning)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusRunning)
 			exhausted(t, w)
 			w.ok(w.forgive("web"))
-			is(t, "code", w.workload("web").Reason.Code, "")
-			is(t, "verdict", w.workload("web").Retry.Verdict, Verdict{})
+			is(t, `reason code of workload "web"`, w.workload("web").Reason.Code, "")
+			is(t, `Verdict of workload "web"`, w.workload("web").Retry.Verdict, Verdict{})
 		}},
 		{"the stable time restarts when the lost node of a running workload returns", func(t *testing.T, w *world) {
 			exhaust(w)
 			w.run("web")
 			w.ok(nodeState("a", false))
-			is(t, "stable since", w.workload("web").Retry.StableSince, 0)
+			is(t, `StableSince of workload "web"`, w.workload("web").Retry.StableSince, 0)
 			w.ok(nodeState("a", true))
-			is(t, "StableSince after the node has returned", w.workload("web").Retry.StableSince, w.now)
-			is(t, "status", w.workload("web").Status, StatusRunning)
+			is(t, `StableSince of workload "web" after its node has returned`, w.workload("web").Retry.StableSince, w.now)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusRunning)
 		}},
 		{"a new specification clears the verdict", func(t *testing.T, w *world) {
 			exhaust(w)
 			w.ok(put("web", content("c1:another")))
-			is(t, "verdict", w.workload("web").Retry.Verdict, Verdict{})
+			is(t, `Verdict of workload "web"`, w.workload("web").Retry.Verdict, Verdict{})
 		}},
 		{"a retry by hand clears the verdict", func(t *testing.T, w *world) {
 			exhaust(w)
 			w.ok(userRetry("web"))
-			is(t, "verdict", w.workload("web").Retry.Verdict, Verdict{})
+			is(t, `Verdict of workload "web"`, w.workload("web").Retry.Verdict, Verdict{})
 		}},
 	})
 }
@@ -179,11 +179,11 @@ func TestDeleteTimeoutIsRecorded(t *testing.T) {
 		{"the record has the reason, and a repetition changes nothing", func(t *testing.T, w *world) {
 			w.ok(remove("web", false))
 			w.ok(late(w))
-			is(t, "code", w.workload("web").Reason.Code, CodeDeleteTimeout)
+			is(t, `reason code of workload "web"`, w.workload("web").Reason.Code, CodeDeleteTimeout)
 			w.ok(late(w))
-			is(t, "changes", len(w.last), 0)
+			is(t, "number of records that the last command changed", len(w.last), 0)
 			w.ok(actions("a", "web", action("t1", "web", 5)))
-			is(t, "actions", len(w.workload("web").Actions), 1)
+			is(t, `number of recorded tasks of workload "web"`, len(w.workload("web").Actions), 1)
 		}},
 		{"a workload that is being deleted gets no other reason", func(t *testing.T, w *world) {
 			w.ok(remove("web", false))
@@ -200,13 +200,13 @@ func TestDeleteTimeoutIsRecorded(t *testing.T) {
 func TestAcknowledgedAt(t *testing.T) {
 	provePlaced(t, []fact{
 		{"AcknowledgedAt is the time at which the node accepted the present generation", func(t *testing.T, w *world) {
-			is(t, "before", w.workload("web").AcknowledgedAt, 0)
+			is(t, "AcknowledgedAt before the node has accepted the order", w.workload("web").AcknowledgedAt, 0)
 			w.ok(w.says("web", "Pending"))
 			at := w.now
 			w.run("web")
-			is(t, "after", w.workload("web").AcknowledgedAt, at)
+			is(t, "AcknowledgedAt after the node has accepted the order", w.workload("web").AcknowledgedAt, at)
 			w.ok(put("web", content("c1:another")))
-			is(t, "of the next order", w.workload("web").AcknowledgedAt, 0)
+			is(t, "AcknowledgedAt after a new order", w.workload("web").AcknowledgedAt, 0)
 		}},
 	})
 }
@@ -227,17 +227,17 @@ func TestRecordActions(t *testing.T) {
 	provePlaced(t, []fact{
 		{"each ended task makes one event, the oldest first", func(t *testing.T, w *world) {
 			w.ok(actions("a", "", action("t3", "web", 0), action("t2", "web", 7), action("t1", "db", 5)))
-			is(t, "tasks", tasks(w), "t1 t2")
+			is(t, "recorded tasks, newest first", tasks(w), "t1 t2")
 			e := w.eventOf(EventAgentAction)
-			is(t, "workload", e.Workload, "db")
-			is(t, "node", e.Node, "a")
-			is(t, "status", e.Reason, "failed")
-			is(t, "error", e.Message, "no such image")
-			is(t, "until", w.s.AuditedUntil("a"), 7)
+			is(t, "workload of the event", e.Workload, "db")
+			is(t, "node of the event AgentAction", e.Node, "a")
+			is(t, "status of the task in the event", e.Reason, "failed")
+			is(t, "error of the task in the event", e.Message, "no such image")
+			is(t, `AuditedUntil of node "a"`, w.s.AuditedUntil("a"), 7)
 			w.ok(actions("a", "", action("t3", "web", 9), action("t4", "web", 7), action("t2", "web", 7), action("t1", "db", 5)))
-			is(t, "tasks, later", tasks(w), "t4 t3")
+			is(t, "recorded tasks, newest first", tasks(w), "t4 t3")
 			w.ok(actions("a", "", action("t3", "web", 9)))
-			is(t, "changes", len(w.last), 0)
+			is(t, "number of records that the last command changed", len(w.last), 0)
 		}},
 		{"the record keeps the newest 20 actions and clips long texts", func(t *testing.T, w *world) {
 			var list []*commandv1.AgentAction
@@ -248,28 +248,28 @@ func TestRecordActions(t *testing.T) {
 			}
 			w.ok(actions("a", "web", list...))
 			got := w.workload("web").Actions
-			is(t, "kept", len(got), MaxActions)
-			is(t, "first", got[0].TaskID, "t0")
-			is(t, "error", len(got[0].Error), maxActionError)
+			is(t, `number of recorded tasks of workload "web"`, len(got), MaxActions)
+			is(t, "id of the newest recorded task", got[0].TaskID, "t0")
+			is(t, "bytes of the recorded error of the task", len(got[0].Error), maxActionError)
 			w.ok(actions("a", "web", list...))
-			is(t, "changes", len(w.last), 0)
+			is(t, "number of records that the last command changed", len(w.last), 0)
 		}},
 		{"actions are cleared with the failures", func(t *testing.T, w *world) {
 			w.ok(w.retry("web", 1, 0, false))
 			w.ok(actions("a", "web", action("t1", "web", 5)))
 			w.run("web")
 			w.ok(w.forgive("web"))
-			is(t, "kept", len(w.workload("web").Actions), 0)
+			is(t, `number of recorded tasks of workload "web"`, len(w.workload("web").Actions), 0)
 		}},
 		{"actions of a node that does not own the workload are not stored", func(t *testing.T, w *world) {
 			skipped(t, w.do(actions("b", "web", action("t1", "web", 5))), "is not on node")
-			is(t, "kept", len(w.workload("web").Actions), 0)
+			is(t, `number of recorded tasks of workload "web"`, len(w.workload("web").Actions), 0)
 		}},
 		{"actions of one workload do not affect other workloads", func(t *testing.T, w *world) {
 			w.ok(actions("a", "web", action("t2", "web", 9)))
-			is(t, "kept", len(w.workload("web").Actions), 1)
+			is(t, `number of recorded tasks of workload "web"`, len(w.workload("web").Actions), 1)
 			w.ok(actions("a", "", action("t2", "web", 9), action("t1", "db", 5)))
-			is(t, "told", tasks(w), "t1 t2")
+			is(t, "recorded tasks, newest first", tasks(w), "t1 t2")
 		}},
 		{"actions of an unknown node are refused", func(t *testing.T, w *world) {
 			refused(t, w.do(actions("none", "", action("t1", "web", 5))), NotFound, "none")
@@ -277,7 +277,7 @@ func TestRecordActions(t *testing.T) {
 		{"actions are cleared when the node is removed", func(t *testing.T, w *world) {
 			w.ok(actions("a", "", action("t1", "web", 5)))
 			w.ok(removeNode("a", true))
-			is(t, "until", w.s.AuditedUntil("a"), 0)
+			is(t, `AuditedUntil of node "a"`, w.s.AuditedUntil("a"), 0)
 		}},
 	})
 }

@@ -781,9 +781,9 @@ func mustEqualText(t *testing.T, got, want []byte) {
 	for i := range max(len(g), len(w)) {
 		switch {
 		case i >= len(g):
-			t.Fatalf("the results lack line %d of the golden file: %s", i+1, w[i])
+			t.Fatalf("this version gives no result for line %d of the golden file: %s", i+1, w[i])
 		case i >= len(w):
-			t.Fatalf("the golden file lacks result line %d: %s", i+1, g[i])
+			t.Fatalf("this version gives one result more than the golden file has, line %d: %s", i+1, g[i])
 		case g[i] != w[i]:
 			t.Fatalf("line %d\n got %s\nwant %s", i+1, g[i], w[i])
 		}

@@ -49,7 +49,7 @@ func (t *Tx) indexIngress(before, after *Workload) {
 	}
 }
 
-// publisher identifies the service, or the workload outside of a group, that uses ports.
+// publisher identifies the service that publishes a port: a group, or a workload outside of a group.
 type publisher struct{ namespace, service string }
 
 func publisherOf(w *Workload) publisher { return publisher{w.In(), w.ServiceName()} }
@@ -343,7 +343,7 @@ func (t *Tx) ingressChanged(old, n *Node) {
 	if now := n.Facts.Networking; now.Held != was.Held || now.Forbidden != was.Forbidden {
 		text := now.heldText()
 		switch {
-		case text == "" && was.Forbidden == "": // the text of former versions, because events are part of the state
+		case text == "" && was.Forbidden == "": // former versions wrote this text, and all replicas must store equal events
 			text = "programs of the machine no longer use ports in ingress mode; it answers there"
 		case text == "":
 			text = "it answers at all ports in ingress mode again"

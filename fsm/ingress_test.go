@@ -43,7 +43,8 @@ func ingressScenario(w *world) {
 	w.do(put("other", publishing("", 80)))
 }
 
-// ingressSlicesScenario: a slice that has rested goes to a node that answers at ports in ingress mode.
+// ingressSlicesScenario takes a slice back from a node. After the slice has rested for SliceRest, a node that
+// answers at ports in ingress mode gets it.
 func ingressSlicesScenario(w *world) {
 	w.do(register("a", answering("10.0.0.1", "")))
 	w.do(register("b", answering("10.0.0.2", "")))
@@ -70,8 +71,8 @@ func withPool(pool string, all ...Command) Command {
 	return &commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: out}}
 }
 
-// ingressNetworkScenario: commands that create the network of ports in ingress mode, and some that are refused and
-// create nothing.
+// ingressNetworkScenario has commands that create the network of ports in ingress mode. Some of them are
+// refused and create no network.
 func ingressNetworkScenario(w *world) {
 	w.do(putNamespace("shop"))
 	w.do(register("a", answering("10.0.0.1", "")))
@@ -83,7 +84,8 @@ func ingressNetworkScenario(w *world) {
 	w.do(withPool("10.216.0.0/14", put("plain")))
 }
 
-// forbidding returns a registration of node a, whose PERSYS_POLICY forbids some of the ports that it holds.
+// forbidding returns a registration of node a: other programs use the ports in held, or the PERSYS_POLICY of
+// the node forbids them; the ports in forbidden are the latter.
 func forbidding(held, forbidden string) Command {
 	c := register("a", answering("10.0.0.1", held))
 	c.GetRegisterNode().Networking.ForbiddenPorts = forbidden
@@ -115,7 +117,7 @@ func TestIngress(t *testing.T) {
 			without := func(in string) {
 				t.Helper()
 				_, found := w.s.Network(in, IngressNetwork)
-				is(t, "there is a network", found, false)
+				is(t, `the namespace has a network "ingress"`, found, false)
 			}
 			const pool = "10.216.0.0/14"
 			web := put("web", publishing("", 80))
@@ -126,16 +128,16 @@ func TestIngress(t *testing.T) {
 			without("shop")
 			w.ok(withPool(pool, web))
 			n, _ := w.s.Network("default", IngressNetwork)
-			is(t, "the subnet", n.CIDR.String(), "10.216.0.0/20")
-			is(t, "nodes answer", n.Ingress, true)
-			is(t, "event", w.eventOf(EventNetworkCreated).Message, IngressNetwork)
+			is(t, `subnet of network "ingress" in namespace default`, n.CIDR.String(), "10.216.0.0/20")
+			is(t, `network "ingress" has ports in ingress mode`, n.Ingress, true)
+			is(t, "message of the event NetworkCreated", w.eventOf(EventNetworkCreated).Message, IngressNetwork)
 			refused(t, w.do(withPool(pool, put("other", publishing("", 80), cpu(100), inNamespace("shop")))), Conflict, "80/tcp")
 			without("shop")
 			res := w.do(withPool(pool, put("other", publishing("", 80), cpu(100), inNamespace("shop")), put("third", publishing("", 81), cpu(100), inNamespace("shop"))))
-			is(t, "kind of the first of two workloads", res.Items[0].Kind, Conflict)
-			is(t, "kind of the second of two workloads", res.Items[1].Kind, OK)
+			is(t, "verdict on the first of two workloads, whose port is taken", res.Items[0].Kind, Conflict)
+			is(t, "verdict on the second of two workloads", res.Items[1].Kind, OK)
 			n, _ = w.s.Network("shop", IngressNetwork)
-			is(t, "subnet of the network that the second workload creates", n.CIDR.String(), "10.216.16.0/20")
+			is(t, "subnet of the network that the command creates for the second workload", n.CIDR.String(), "10.216.16.0/20")
 		}},
 		{"every node whose agent supports ports in ingress mode answers at a published port, including nodes that register later", func(t *testing.T, w *world) {
 			start(w)
@@ -143,7 +145,7 @@ func TestIngress(t *testing.T) {
 			w.ok(put("web", publishing("", 80)))
 			answers(t, w, "a", true)
 			answers(t, w, "old", false)
-			is(t, "slice of a node whose agent is too old", w.slice("back", "old"), "")
+			is(t, "slice of a node whose agent does not support ports in ingress mode", w.slice("back", "old"), "")
 			w.ok(register("b", answering("10.0.0.3", "")))
 			answers(t, w, "b", true)
 			w.ok(register("old", answering("10.0.0.2", "")))
@@ -156,13 +158,13 @@ func TestIngress(t *testing.T) {
 			w.ok(register("b", answering("10.0.0.3", "")))
 			n, _ := w.s.Network("", "back")
 			s, _ := n.SliceOf("a")
-			is(t, "idle while published", n.Idle(s, w.now), false)
+			is(t, `the slice of node "a" is idle while a port is published`, n.Idle(s, w.now), false)
 			w.ok(put("web", inNetworks("back")))
 			n, _ = w.s.Network("", "back")
 			s, _ = n.SliceOf("a")
 			answers(t, w, "a", false)
-			is(t, "idle at once", n.Idle(s, w.now), false)
-			is(t, "idle after a day", n.Idle(s, w.now+SliceIdle), true)
+			is(t, `the slice of node "a" is idle right after the last port was removed`, n.Idle(s, w.now), false)
+			is(t, `the slice of node "a" is idle a day after the last port was removed`, n.Idle(s, w.now+SliceIdle), true)
 		}},
 		{"a node without a slice gets one that has become free", func(t *testing.T, w *world) {
 			w.ok(register("a", answering("10.0.0.1", "")))
@@ -174,15 +176,15 @@ func TestIngress(t *testing.T) {
 			give := func(node string) Result {
 				return w.do(releaseSlices(&commandv1.IdleSlice{Network: 1, Node: node, Give: true}))
 			}
-			is(t, "skipped while no slice is free", give("b").Skipped, 1)
+			is(t, "number of skipped items while no slice is free", give("b").Skipped, 1)
 			w.ok(removeNode("a", true))
-			is(t, "skipped while the slice rests", give("b").Skipped, 1)
+			is(t, "number of skipped items while the freed slice rests", give("b").Skipped, 1)
 			w.now += SliceRest
-			is(t, "skipped for an agent that is too old", give("old").Skipped, 1)
-			is(t, "skipped for no node", give("none").Skipped, 1)
-			is(t, "skipped", give("b").Skipped, 0)
+			is(t, "number of skipped items for a node whose agent is too old", give("old").Skipped, 1)
+			is(t, "number of skipped items for a node that does not exist", give("none").Skipped, 1)
+			is(t, "number of skipped items of the command", give("b").Skipped, 0)
 			answers(t, w, "b", true)
-			is(t, "skipped for a node with a slice", give("b").Skipped, 1)
+			is(t, "number of skipped items for a node that already has a slice", give("b").Skipped, 1)
 		}},
 		{"a port belongs to one service of the cluster", func(t *testing.T, w *world) {
 			start(w)
@@ -214,14 +216,14 @@ func TestIngress(t *testing.T) {
 			why := w.s.ingressFault([]*commandv1.WorkloadPut{{Id: "x", Namespace: "shop", Demand: &commandv1.Demand{
 				Networks: []string{"back"}, Ingress: []*commandv1.IngressPort{{Port: 80, Protocol: "tcp", Target: 80}}}}}, []*Workload{nil}, nil,
 				func(namespace string) bool { return namespace == "shop" })
-			is(t, "refusal", why, `workload "x": container.ports: 80/tcp in mode ingress is already the port of a service of another namespace: publish another port, or delete that service first`)
+			is(t, "text of the refusal", why, `workload "x": container.ports: 80/tcp in mode ingress is already the port of a service of another namespace: publish another port, or delete that service first`)
 		}},
 		{"a node says which ports programs of its machine use", func(t *testing.T, w *world) {
 			start(w)
 			w.ok(register("a", answering("10.0.0.1", "22/tcp, 80/tcp")))
 			n, _ := w.s.Node("a")
-			is(t, "holds 80/tcp", n.Facts.Networking.Holds("80/tcp"), true)
-			is(t, "holds 2/tcp", n.Facts.Networking.Holds("2/tcp"), false)
+			is(t, "the node says that a program uses port 80/tcp", n.Facts.Networking.Holds("80/tcp"), true)
+			is(t, "the node says that a program uses port 2/tcp", n.Facts.Networking.Holds("2/tcp"), false)
 			said := func() (texts []string) {
 				w.s.Events(0, func(e *Event) bool {
 					if e.Type == EventPortsHeld && e.Node == "a" {
@@ -231,11 +233,11 @@ func TestIngress(t *testing.T) {
 				})
 				return texts
 			}
-			is(t, "an event", strings.Join(said(), "\n"), "programs of the machine use 22/tcp, 80/tcp, so it does not answer at these ports in ingress mode")
+			is(t, "messages of the events about used ports", strings.Join(said(), "\n"), "programs of the machine use 22/tcp, 80/tcp, so it does not answer at these ports in ingress mode")
 			w.ok(forbidding("22/tcp, 80/tcp", "80/tcp"))
 			w.ok(forbidding("80/tcp", "80/tcp"))
 			w.ok(forbidding("", ""))
-			is(t, "events of forbidden ports", strings.Join(said()[1:], "\n"), strings.Join([]string{
+			is(t, "messages of the events about forbidden ports", strings.Join(said()[1:], "\n"), strings.Join([]string{
 				"programs of the machine use 22/tcp and its PERSYS_POLICY forbids 80/tcp, so it does not answer at these ports in ingress mode",
 				"its PERSYS_POLICY forbids 80/tcp, so it does not answer at these ports in ingress mode",
 				"it answers at all ports in ingress mode again",

@@ -113,7 +113,8 @@ func (w *Workload) ExitedAsWanted() bool {
 		a.State == ActualFailed && a.Code == exitedWithCode && a.Exit != nil && job.Succeeds(a.Exit.Code)
 }
 
-// drainEnded says that a decision for the drain of n is outdated: the drain has been ended since the planner looked.
+// drainEnded returns why a decision for the drain of n is skipped: the drain was ended after the planner had
+// made the decision.
 func (n *Node) drainEnded() string { return "node " + n.ID + " is no longer draining" }
 
 // EndsText says that a job may end on the draining node n, and until when.
@@ -121,9 +122,10 @@ func (n *Node) EndsText() string {
 	return "node " + n.ID + " is draining; the job may end there until " + clockText(n.JobsUntil)
 }
 
-// AwaitsExit reports whether w is a finished job whose record does not say how its last instance ended, and which
-// node was told to remove at generation said. The planner ends a job at its deadline while the instance still runs, so
-// the node reports the exit code, the times and the output later, when it has stopped the instance.
+// AwaitsExit reports whether w is a finished job whose record does not say how its last instance ended, and
+// whether said is the generation of the order by which node was told to remove that instance. The planner
+// ends a job at its deadline while the instance still runs. So the node reports the exit code, the times and
+// the output later, when it has stopped the instance.
 func (w *Workload) AwaitsExit(node string, said Generation) bool {
 	return w.Finished() && w.Result.Exit == nil && node != "" && w.Result.Node == node && said == w.Generation
 }

@@ -118,11 +118,11 @@ func TestJobs(t *testing.T) {
 	t.Run("the record of a finished job holds the result, and its node removes the instance", func(t *testing.T) {
 		w := done(t)
 		p := w.workload("pack")
-		is(t, "status", p.Status, StatusStopped)
-		is(t, "reason", p.Reason.Code, CodeCompleted)
-		is(t, "node", p.Node, "")
-		is(t, "code", p.Result.Exit.Code, 0)
-		is(t, "output", p.Result.Exit.Output, "12 rows")
+		is(t, `status of workload "pack"`, p.Status, StatusStopped)
+		is(t, `reason code of workload "pack"`, p.Reason.Code, CodeCompleted)
+		is(t, `node of workload "pack"`, p.Node, "")
+		is(t, "node of the finished job", p.Result.Exit.Code, 0)
+		is(t, `output of workload "pack"`, p.Result.Exit.Output, "12 rows")
 		is(t, "node of the result", p.Result.Node, "a")
 		w.eventOf(EventJobSucceeded)
 		if _, ok := w.s.Residual("a", "pack"); !ok {
@@ -130,10 +130,10 @@ func TestJobs(t *testing.T) {
 		}
 		waiting := 0
 		w.s.Pending(func(*Workload) bool { waiting++; return true })
-		is(t, "workloads that wait for a node", waiting, 0)
+		is(t, "number of workloads that wait for a node", waiting, 0)
 		use := w.s.UseOf(DefaultNamespace)
-		is(t, "reserved CPU", use.CPU, 0)
-		is(t, "records", use.Records, 1)
+		is(t, "CPU that namespace default reserves after the job has finished", use.CPU, 0)
+		is(t, "number of workload records in namespace default", use.Records, 1)
 	})
 	t.Run("a job that is ended while it runs gets its exit when its node has stopped it", func(t *testing.T) {
 		w := formed(t, "a", "b")
@@ -141,24 +141,24 @@ func TestJobs(t *testing.T) {
 		w.run("pack")
 		before := w.generation("pack")
 		w.ok(finishJob(before, "pack", false))
-		is(t, "exit at the end of the job", w.workload("pack").Result.Exit == nil, true)
+		is(t, "the job has no exit when the planner ends it", w.workload("pack").Result.Exit == nil, true)
 		w.do(exits("pack", "b", w.generation("pack"), killed()))
 		w.do(exits("pack", "a", before, killed()))
-		is(t, "no exit from another node or an earlier order", w.workload("pack").Result.Exit == nil, true)
+		is(t, "the job has no exit after reports of another node and of an earlier order", w.workload("pack").Result.Exit == nil, true)
 		w.ok(exits("pack", "a", w.generation("pack"), killed()))
 		w.do(exits("pack", "a", w.generation("pack"), &commandv1.Exit{Code: 1}))
-		is(t, "exit", *w.workload("pack").Result.Exit, Exit{Code: 137, StartedAt: 5, EndedAt: 9, Output: "row 7"})
-		is(t, "code of the failure", w.workload("pack").Result.Code, CodeExhausted)
+		is(t, `exit of workload "pack"`, *w.workload("pack").Result.Exit, Exit{Code: 137, StartedAt: 5, EndedAt: 9, Output: "row 7"})
+		is(t, "reason code of the job's failure", w.workload("pack").Result.Code, CodeExhausted)
 		if _, ok := w.s.Residual("a", "pack"); ok {
 			t.Error("node a has removed the instance, but still has a residual for it")
 		}
 	})
 	t.Run("an apply of the same specification, even with another priority, does not run a finished job again", func(t *testing.T) {
 		w := done(t)
-		is(t, "unchanged", w.ok(put("pack", job())).Items[0].Unchanged, true)
+		is(t, "item 0 of the result is Unchanged", w.ok(put("pack", job())).Items[0].Unchanged, true)
 		w.ok(put("pack", job(), demand(func(d *commandv1.Demand) { d.Priority = 3; d.Job = &commandv1.Job{} })))
-		is(t, "status", w.workload("pack").Status, StatusStopped)
-		is(t, "finished", w.workload("pack").Finished(), true)
+		is(t, `status of workload "pack"`, w.workload("pack").Status, StatusStopped)
+		is(t, `workload "pack" is a finished job`, w.workload("pack").Finished(), true)
 	})
 	t.Run("an apply of other content, and a restart, run a finished job again", func(t *testing.T) {
 		for name, c := range map[string]Command{"content": put("pack", job(), content("c1:other")), "restart": userRetry("pack")} {
@@ -170,8 +170,8 @@ func TestJobs(t *testing.T) {
 	})
 	t.Run("a stop of a finished job changes nothing", func(t *testing.T) {
 		w := done(t)
-		is(t, "kind", w.do(setDesired("pack", "Stopped")).Kind, AlreadyDone)
-		is(t, "finished", w.workload("pack").Finished(), true)
+		is(t, "verdict on the command", w.do(setDesired("pack", "Stopped")).Kind, AlreadyDone)
+		is(t, `workload "pack" is a finished job`, w.workload("pack").Finished(), true)
 	})
 	t.Run("a restart is refused if the quota has no room", func(t *testing.T) {
 		w := full(t)
@@ -184,10 +184,10 @@ func TestJobs(t *testing.T) {
 		w.ok(w.retry("pack", 4, 0, true))
 		w.ok(finishJob(w.generation("pack"), "pack", false))
 		p := w.workload("pack")
-		is(t, "status", p.Status, StatusFailed)
-		is(t, "reason", p.Reason.Code, CodeExhausted)
-		is(t, "exit code", p.Result.Exit.Code, 7)
-		is(t, "attempts", p.Retry.Attempts, 4)
+		is(t, `status of workload "pack"`, p.Status, StatusFailed)
+		is(t, `reason code of workload "pack"`, p.Reason.Code, CodeExhausted)
+		is(t, `exit code of workload "pack"`, p.Result.Exit.Code, 7)
+		is(t, `number of counted failures of workload "pack"`, p.Retry.Attempts, 4)
 		w.eventOf(EventJobFailed)
 	})
 	t.Run("the loss of the node keeps the number of attempts", func(t *testing.T) {
@@ -197,14 +197,14 @@ func TestJobs(t *testing.T) {
 		w.ok(w.retry("pack", 1, 0, false))
 		w.ok(nodeState("a", false))
 		w.ok(w.evict("pack", CodeNodeLost, false))
-		is(t, "attempts", w.workload("pack").Retry.Attempts, 1)
+		is(t, `number of counted failures of workload "pack"`, w.workload("pack").Retry.Attempts, 1)
 	})
 	t.Run("a job with local data is refused", func(t *testing.T) {
 		refused(t, formed(t, "a").do(put("pack", job(), keeps("volume data"))), Invalid, "demand.local_data", "job")
 	})
 	t.Run("the same specification fits into a full quota", func(t *testing.T) {
 		w := full(t)
-		is(t, "unchanged", w.ok(put("pack", job(), inN1)).Items[0].Unchanged, true)
+		is(t, "item 0 of the result is Unchanged", w.ok(put("pack", job(), inN1)).Items[0].Unchanged, true)
 	})
 	t.Run("another priority does not extend the limits of a running job", func(t *testing.T) {
 		w := formed(t, "a")
@@ -213,15 +213,15 @@ func TestJobs(t *testing.T) {
 		w.ok(w.ended("pack", 1))
 		w.ok(w.retry("pack", 2, 0, false))
 		w.ok(put("pack", job(), demand(func(d *commandv1.Demand) { d.Priority = 3; d.Job = &commandv1.Job{} })))
-		is(t, "since", w.workload("pack").JobSince, since)
-		is(t, "attempts", w.workload("pack").Retry.Attempts, 2)
+		is(t, `JobSince of workload "pack"`, w.workload("pack").JobSince, since)
+		is(t, `number of counted failures of workload "pack"`, w.workload("pack").Retry.Attempts, 2)
 	})
 	t.Run("a retry after an exit code 0 that is no success restarts the container", func(t *testing.T) {
 		w := formed(t, "a")
 		w.place("pack", "a", job(func(j *commandv1.Job) { j.SuccessCodes = []int32{3} }))
 		w.ok(w.ended("pack", 0))
 		w.ok(w.retry("pack", 1, 0, false))
-		is(t, "restarts", w.workload("pack").Restarts, 1)
+		is(t, `number of forced restarts of workload "pack"`, w.workload("pack").Restarts, 1)
 	})
 	t.Run("the record of a job is deleted when its ttl has passed, not before", func(t *testing.T) {
 		w := done(t, job(ttl(minute)))

@@ -310,8 +310,9 @@ func (m *Info) retire(id string) {
 	}
 }
 
-// reseal replaces values by newly sealed ones. A value that is not found by its hash was changed or removed since the
-// command was made, so the new one is dropped. Generations and content hashes stay, so no workload gets a new order.
+// reseal replaces values by the same values sealed under the present key. The command identifies a value by
+// its hash. A value that no longer has this hash was changed or removed since the command was made, so it
+// stays as it is. Generations and content hashes do not change, so no workload gets a new order.
 func (t *Tx) reseal(b *commandv1.Reseal) Result {
 	info := &t.r.info
 	switch {
@@ -332,7 +333,7 @@ func (t *Tx) reseal(b *commandv1.Reseal) Result {
 }
 
 func (t *Tx) resealOne(v *commandv1.ResealedValue) {
-	// is reports whether value is the value to replace.
+	// is reports whether value is the former value that v replaces.
 	is := func(value []byte) bool {
 		if !SealedUnder(value, t.r.info.FormerKeyID) {
 			return false

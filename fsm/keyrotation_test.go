@@ -32,7 +32,8 @@ func withSecret(key, text string) func(*commandv1.WorkloadPut) {
 	return func(p *commandv1.WorkloadPut) { p.Spec, p.Content = []byte("spec "+under(key, text)), "c1:"+text }
 }
 
-// resealed returns the command that replaces the key in all values under the key from.
+// resealed returns the Reseal command that replaces each value of the state that is sealed under the key from
+// by one that is sealed under the key to.
 func resealed(s State, from, to string) Command {
 	b := &commandv1.Reseal{}
 	s.Sealed(func(v SealedValue) bool {
@@ -92,38 +93,38 @@ func keyRotationScenario(w *world) {
 func TestKeyRotation(t *testing.T) {
 	w := withEverySeal(t)
 	web := w.workload("web")
-	is(t, "keys", strings.Join(w.s.SealedKeys(), " "), keyA)
+	is(t, "keys that seal values of the state", strings.Join(w.s.SealedKeys(), " "), keyA)
 	w.ok(keyStep(KeyBegin, keyB, ""))
-	is(t, "the key that seals", w.s.Info().ClusterKeyID, keyA)
-	is(t, "switch to another key", w.do(keyStep(KeySwitch, keyC, "")).Kind, Conflict)
+	is(t, "key that seals new values before the switch", w.s.Info().ClusterKeyID, keyA)
+	is(t, "verdict on a switch to a key that did not begin", w.do(keyStep(KeySwitch, keyC, "")).Kind, Conflict)
 	w.ok(keyStep(KeySwitch, keyB, ""))
-	is(t, "resealed too early", w.do(keyStep(KeyResealed, keyA, "")).Kind, Conflict)
-	is(t, "a second rotation", w.do(keyStep(KeyBegin, keyC, "")).Kind, Conflict)
+	is(t, "verdict on the step resealed while values are sealed under the former key", w.do(keyStep(KeyResealed, keyA, "")).Kind, Conflict)
+	is(t, "verdict on the begin of a second rotation", w.do(keyStep(KeyBegin, keyC, "")).Kind, Conflict)
 	w.ok(resealed(w.s, keyA, keyB))
-	is(t, "keys", strings.Join(w.s.SealedKeys(), " "), keyB)
+	is(t, "keys that seal values of the state", strings.Join(w.s.SealedKeys(), " "), keyB)
 	now := w.workload("web")
-	is(t, "generation", now.Generation, web.Generation)
-	is(t, "content", now.Content, web.Content)
-	is(t, "updated", now.UpdatedAt, web.UpdatedAt)
+	is(t, `generation of workload "web"`, now.Generation, web.Generation)
+	is(t, `content of workload "web"`, now.Content, web.Content)
+	is(t, `time of the last update of workload "web"`, now.UpdatedAt, web.UpdatedAt)
 	revisions := w.s.Revisions("web")
-	is(t, "former revision", string(revisions[0].Spec), "spec "+under(keyB, "one"))
-	is(t, "present revision", string(revisions[1].Spec), "spec "+under(keyB, "two"))
+	is(t, `former revision of workload "web"`, string(revisions[0].Spec), "spec "+under(keyB, "one"))
+	is(t, `present revision of workload "web"`, string(revisions[1].Spec), "spec "+under(keyB, "two"))
 	o, _ := w.s.Object(DefaultNamespace, KindSecret, "db")
-	is(t, "version 1", string(o.Versions[0].Data), under(keyB, "v1"))
-	is(t, "version 2", string(o.Versions[1].Data), under(keyB, "v2"))
-	is(t, "finish before the values are known to be resealed", w.do(keyStep(KeyFinish, keyA, "")).Kind, Conflict)
+	is(t, `version 1 of secret "db"`, string(o.Versions[0].Data), under(keyB, "v1"))
+	is(t, `version 2 of secret "db"`, string(o.Versions[1].Data), under(keyB, "v2"))
+	is(t, "verdict on the step finish before the step resealed", w.do(keyStep(KeyFinish, keyA, "")).Kind, Conflict)
 	w.ok(keyStep(KeyResealed, keyA, ""))
-	is(t, "a late value under the former key", w.do(sealedSecret("late", keyA, "x")).Kind, Conflict)
+	is(t, "verdict on a new value that is sealed under the former key", w.do(sealedSecret("late", keyA, "x")).Kind, Conflict)
 	w.ok(keyStep(KeyFinish, keyA, ""))
-	is(t, "retired keys", strings.Join(w.s.Info().RetiredKeyIDs, " "), keyA)
-	is(t, "a late value under a retired key", w.do(put("late", withSecret(keyA, "x"))).Kind, Conflict)
-	is(t, "a value of another cluster", w.do(put("other", withSecret(otherKey, "x"))).Kind, OK)
-	is(t, "begin with a retired key", w.do(keyStep(KeyBegin, keyA, "")).Kind, Invalid)
-	is(t, "the key of another cluster stays", strings.Join(w.s.SealedKeys(), " "), keyB+" "+otherKey)
+	is(t, "retired keys of the state", strings.Join(w.s.Info().RetiredKeyIDs, " "), keyA)
+	is(t, "verdict on a new value that is sealed under a retired key", w.do(put("late", withSecret(keyA, "x"))).Kind, Conflict)
+	is(t, "verdict on a value that is sealed under the key of another cluster", w.do(put("other", withSecret(otherKey, "x"))).Kind, OK)
+	is(t, "verdict on a begin with a retired key", w.do(keyStep(KeyBegin, keyA, "")).Kind, Invalid)
+	is(t, "keys that seal values of the state; a rotation does not replace the key of another cluster", strings.Join(w.s.SealedKeys(), " "), keyB+" "+otherKey)
 }
 
-// TestAResealNeverOverwritesANewValue: a user changes a value after the leader has sealed the former one again. The
-// Reseal command must leave the new value.
+// TestAResealNeverOverwritesANewValue: the leader seals a value again, and before its Reseal command is
+// committed, a user changes the value. The Reseal command must not replace the user's value.
 func TestAResealNeverOverwritesANewValue(t *testing.T) {
 	w := withEverySeal(t)
 	w.ok(keyStep(KeyBegin, keyB, ""))
@@ -134,30 +135,33 @@ func TestAResealNeverOverwritesANewValue(t *testing.T) {
 	w.ok(remove("web", true))
 	w.ok(planned)
 	o, _ := w.s.Object(DefaultNamespace, KindSecret, "db")
-	is(t, "the newest version", string(o.Present().Data), under(keyB, "v3"))
+	is(t, `newest version of secret "db"`, string(o.Present().Data), under(keyB, "v3"))
 	for _, v := range o.Versions {
-		is(t, "a version under the former key", SealedUnder(v.Data, keyA), false)
+		is(t, `a version of secret "db" is sealed under the former key`, SealedUnder(v.Data, keyA), false)
 	}
-	// A value under the former key that arrives after the switch is sealed again by a later command.
+	// After the switch, a user stores a value that is sealed under the former key. The rotation cannot go on
+	// until another Reseal command has sealed this value under the new key.
 	w.ok(sealedSecret("db", keyA, "v4"))
-	is(t, "resealed", w.do(keyStep(KeyResealed, keyA, "")).Kind, Conflict)
+	is(t, "verdict on the step resealed while this value is sealed under the former key", w.do(keyStep(KeyResealed, keyA, "")).Kind, Conflict)
 	w.ok(resealed(w.s, keyA, keyB))
 	w.ok(keyStep(KeyResealed, keyA, ""))
 }
 
-// TestALostNewKeyIsReplaced: the leader dies with the only copy of the new key. The next leader begins with another key.
+// TestALostNewKeyIsReplaced: the leader begins a rotation and dies with the only copy of the new key. The
+// next leader begins the rotation with another key.
 func TestALostNewKeyIsReplaced(t *testing.T) {
 	w := withEverySeal(t)
 	w.ok(keyStep(KeyBegin, keyB, ""))
-	is(t, "begin with another key that does not name the lost key", w.do(keyStep(KeyBegin, keyC, "")).Kind, Conflict)
+	is(t, "verdict on a begin with another key, if the command does not name the lost key", w.do(keyStep(KeyBegin, keyC, "")).Kind, Conflict)
 	w.ok(keyStep(KeyBegin, keyC, keyB))
-	is(t, "switch to the lost key", w.do(keyStep(KeySwitch, keyB, "")).Kind, Conflict)
-	is(t, "retired keys", slices.Equal(w.s.Info().RetiredKeyIDs, []string{keyB}), true)
+	is(t, "verdict on a switch to the lost key", w.do(keyStep(KeySwitch, keyB, "")).Kind, Conflict)
+	is(t, "retired keys of the state", slices.Equal(w.s.Info().RetiredKeyIDs, []string{keyB}), true)
 	w.ok(keyStep(KeySwitch, keyC, ""))
 }
 
-// TestRestoreAfterARotation: values of a backup from before the rotation are under the former key, so the restored state
-// is again in the step that seals values again.
+// TestRestoreAfterARotation: a backup was made before a rotation, so its values are sealed under the former
+// key. After a restore of this backup, the rotation is in the step in which Reseal commands seal the values
+// under the present key.
 func TestRestoreAfterARotation(t *testing.T) {
 	w := withEverySeal(t)
 	backup := w.s
@@ -174,7 +178,7 @@ func TestRestoreAfterARotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	w = w.withState(s)
-	is(t, "former key", w.s.Info().FormerKeyID, keyA)
+	is(t, "FormerKeyID in the state", w.s.Info().FormerKeyID, keyA)
 	// The same backup may be restored again meanwhile, for instance because the first call got no answer.
 	if s, err = Restored(backup, w.s, RestoreInfo{At: w.now, FormerKey: keyA}); err != nil {
 		t.Fatal(err)
@@ -183,10 +187,10 @@ func TestRestoreAfterARotation(t *testing.T) {
 	w.ok(resealed(w.s, keyA, keyB))
 	w.ok(keyStep(KeyResealed, keyA, ""))
 	if _, err := Restored(backup, w.s, RestoreInfo{At: w.now, FormerKey: keyA}); err == nil {
-		t.Error("a restore of values under a key that is about to be deleted was accepted")
+		t.Error("a restore of values that are sealed under a key which replicas are about to delete was accepted, want a refusal")
 	}
 	w.ok(keyStep(KeyFinish, keyA, ""))
-	is(t, "keys", strings.Join(w.s.SealedKeys(), " "), keyB)
+	is(t, "keys that seal values of the state", strings.Join(w.s.SealedKeys(), " "), keyB)
 }
 
 // TestARestoredClusterHashesAsBefore: after a rotation all schedulers are lost, and new ones start with the new key. The
@@ -204,5 +208,5 @@ func TestARestoredClusterHashesAsBefore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	is(t, "content key", s.Info().ContentKey, w.s.Info().ContentKey)
+	is(t, "ContentKey in the state", s.Info().ContentKey, w.s.Info().ContentKey)
 }

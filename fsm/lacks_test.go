@@ -19,9 +19,9 @@ func TestNodeWithoutRuntimeIsNoCandidate(t *testing.T) {
 		{"the node is not a candidate for the type", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(refusal(w, CodeRuntimeNotOffered))
-			is(t, "lacks", fmt.Sprint(w.node("a").Lacks), "[container]")
-			is(t, "runs", w.node("a").Runs("container"), false)
-			is(t, "status", w.workload("web").Status, StatusFailed)
+			is(t, `workload types that node "a" lacks`, fmt.Sprint(w.node("a").Lacks), "[container]")
+			is(t, `node "a" runs type container`, w.node("a").Runs("container"), false)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusFailed)
 			w.ok(put("other"))
 			skipped(t, w.do(w.assign("other", "a")), "a", "container")
 		}},
@@ -30,12 +30,12 @@ func TestNodeWithoutRuntimeIsNoCandidate(t *testing.T) {
 			w.ok(refusal(w, CodeRuntimeNotOffered))
 			is(t, "a registration with the same facts changes nothing", w.node("a").SameFacts(register("a").GetRegisterNode()), false)
 			w.ok(register("a"))
-			is(t, "runs", w.node("a").Runs("container"), true)
+			is(t, `node "a" runs type container`, w.node("a").Runs("container"), true)
 		}},
 		{"a refusal with another code does not affect the runtime", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(refusal(w, "INVALID_SPECIFICATION"))
-			is(t, "runs", w.node("a").Runs("container"), true)
+			is(t, `node "a" runs type container`, w.node("a").Runs("container"), true)
 		}},
 	} {
 		t.Run(f.name, func(t *testing.T) { f.run(t, formed(t, "a", "b")) })

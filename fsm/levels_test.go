@@ -37,24 +37,24 @@ func (w *world) applyNewer(c Command) Result {
 func TestFeatureLevels(t *testing.T) {
 	prove(t, []fact{
 		{"a new cluster is at level 1", func(t *testing.T, w *world) {
-			is(t, "level", w.s.Info().FeatureLevel, 1)
-			is(t, "known", FeatureLevel, 1)
+			is(t, "feature level of the state", w.s.Info().FeatureLevel, 1)
+			is(t, "highest feature level that this version knows", FeatureLevel, 1)
 		}},
 		{"a command of level 2 is refused at level 1 and changes nothing", func(t *testing.T, w *world) {
 			refused(t, w.applyNewer(putNamespace("shop")), Unsupported, "put_namespace", "feature level 2", "the cluster is at 1")
-			is(t, "there", w.s.HasNamespace("shop"), false)
+			is(t, `namespace "shop" exists`, w.s.HasNamespace("shop"), false)
 		}},
 		{"a command of level 2 is accepted after the level was raised", func(t *testing.T, w *world) {
-			is(t, "announced", w.applyNewer(putReplica("r1", 2)).Kind, OK)
-			is(t, "raised", w.applyNewer(setLevel(2)).Kind, OK)
-			is(t, "put", w.applyNewer(putNamespace("shop")).Kind, OK)
-			is(t, "there", w.s.HasNamespace("shop"), true)
+			is(t, "verdict on the announcement of replica r1 with level 2", w.applyNewer(putReplica("r1", 2)).Kind, OK)
+			is(t, "verdict on the raise to level 2", w.applyNewer(setLevel(2)).Kind, OK)
+			is(t, "verdict on a command of level 2", w.applyNewer(putNamespace("shop")).Kind, OK)
+			is(t, `namespace "shop" exists`, w.s.HasNamespace("shop"), true)
 		}},
 		{"the level rises when every replica understands it", func(t *testing.T, w *world) {
 			w.ok(putReplica("r1", 2))
 			w.ok(setLevel(2))
-			is(t, "level", w.s.Info().FeatureLevel, 2)
-			is(t, "event", w.eventOf(EventFeatureLevelRaise).Message, "2")
+			is(t, "feature level of the state", w.s.Info().FeatureLevel, 2)
+			is(t, "message of the event FeatureLevelRaise", w.eventOf(EventFeatureLevelRaise).Message, "2")
 		}},
 		{"one replica of the older version keeps the level down until it is replaced", func(t *testing.T, w *world) {
 			w.ok(putReplica("r1", 2))
@@ -70,7 +70,7 @@ func TestFeatureLevels(t *testing.T) {
 			refused(t, w.do(setLevel(0)), Conflict, "level", "0")
 		}},
 		{"raising the level to the present level changes nothing", func(t *testing.T, w *world) {
-			is(t, "kind", w.do(setLevel(1)).Kind, AlreadyDone)
+			is(t, "verdict on the command", w.do(setLevel(1)).Kind, AlreadyDone)
 		}},
 		{"the older version refuses a snapshot of level 2", func(t *testing.T, w *world) {
 			w.ok(putReplica("r1", 2))
@@ -98,9 +98,9 @@ func TestTwoVersionsSideBySide(t *testing.T) {
 		is(t, ArmName(c)+" kind", now.Kind, was.Kind)
 		is(t, ArmName(c)+" digest", newer.s.Info().Digest, older.s.Info().Digest)
 	}
-	is(t, "level", newer.s.Info().FeatureLevel, 1)
-	is(t, "raised", newer.applyNewer(setLevel(2)).Kind, OK)
-	is(t, "new command", newer.applyNewer(putNamespace("shop")).Kind, OK)
+	is(t, "feature level of the state", newer.s.Info().FeatureLevel, 1)
+	is(t, "verdict on the raise to level 2 when both replicas know it", newer.applyNewer(setLevel(2)).Kind, OK)
+	is(t, "verdict on a command of level 2", newer.applyNewer(putNamespace("shop")).Kind, OK)
 }
 
 // applyOlder applies c as a version does that knows feature level 1 only.

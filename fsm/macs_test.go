@@ -33,25 +33,25 @@ func TestMACAddressesBelongToOneWorkload(t *testing.T) {
 		kind    Kind
 		refused []string
 	}{
-		{"two workloads with different addresses", []Command{put("one", a)}, put("two", b), OK, nil},
-		{"a second workload with the address of the first", []Command{put("one", a)}, put("two", a), Conflict,
+		{"two workloads with different addresses are accepted", []Command{put("one", a)}, put("two", b), OK, nil},
+		{"a second workload with the address of the first is refused", []Command{put("one", a)}, put("two", a), Conflict,
 			[]string{"vm.networks: ", "mac_address " + macOf(1), `workload "two"`, `already used by workload "one"`, "set another mac_address"}},
-		{"a workload that shares one of several addresses with another workload", []Command{put("one", macs(macOf(1), macOf(2)))}, put("two", macs(macOf(2), macOf(3))), Conflict, []string{macOf(2)}},
-		{"a change that takes the address of another workload", []Command{put("one", a), put("two", b)}, put("two", a, content("c1:new")), Conflict, []string{`used by workload "one"`}},
-		{"a change of a workload that keeps its address", []Command{put("one", a)}, put("one", a, content("c1:new")), OK, nil},
-		{"an address that its former workload no longer requests", []Command{put("one", a), put("one", b, content("c1:new"))}, put("two", a), OK, nil},
-		{"the address of a deleted workload", []Command{put("one", a), remove("one", false)}, put("two", a), OK, nil},
-		{"two workloads of one command with one address", nil, puts("", of("one", a), of("two", a)), Conflict, []string{`also that of workload "one" in this request`}},
-		{"workloads of one command that are judged one by one", nil, each(of("one", a), of("two", a)), OK, nil},
-		{"the owner is in a namespace that the caller may not see", []Command{putNamespace("a"), putNamespace("b"), put("one", a, inNamespace("a"))},
+		{"a workload that shares one of several addresses with another workload is refused", []Command{put("one", macs(macOf(1), macOf(2)))}, put("two", macs(macOf(2), macOf(3))), Conflict, []string{macOf(2)}},
+		{"a change that takes the address of another workload is refused", []Command{put("one", a), put("two", b)}, put("two", a, content("c1:new")), Conflict, []string{`used by workload "one"`}},
+		{"a change of a workload that keeps its address is accepted", []Command{put("one", a)}, put("one", a, content("c1:new")), OK, nil},
+		{"an address that its former workload no longer requests is free", []Command{put("one", a), put("one", b, content("c1:new"))}, put("two", a), OK, nil},
+		{"the address of a deleted workload is free", []Command{put("one", a), remove("one", false)}, put("two", a), OK, nil},
+		{"two workloads of one command with one address are refused", nil, puts("", of("one", a), of("two", a)), Conflict, []string{`also that of workload "one" in this request`}},
+		{"a put with the field each accepts the first of two workloads with one address", nil, each(of("one", a), of("two", a)), OK, nil},
+		{"the refusal does not name an owner in a namespace that the caller may not see", []Command{putNamespace("a"), putNamespace("b"), put("one", a, inNamespace("a"))},
 			confined(put("two", a, inNamespace("b")), "b"), Conflict, []string{"already used by a workload of another namespace: "}},
-		{"the owner is in a namespace of the caller", []Command{putNamespace("b"), put("one", a, inNamespace("b"))},
+		{"the refusal names an owner in a namespace of the caller", []Command{putNamespace("b"), put("one", a, inNamespace("b"))},
 			confined(put("two", a, inNamespace("b")), "b"), Conflict, []string{`used by workload "one"`}},
-		{"an address twice in a demand", nil, put("one", macs(macOf(1), macOf(1))), Invalid, []string{"mac_addresses[1]"}},
-		{"an address in upper case", nil, put("one", macs("52:54:00:00:00:0A")), Invalid, []string{"mac_addresses[0]", "52:54:00:00:00:0A"}},
-		{"a multicast address", nil, put("one", macs("01:00:5e:00:00:01")), Invalid, []string{"mac_addresses[0]"}},
-		{"the zero address", nil, put("one", macs("00:00:00:00:00:00")), Invalid, []string{"mac_addresses[0]"}},
-		{"a restart of the group of the owner", []Command{puts("g", of("g-0", a, group))}, puts("g", of("g-0", a, group, content("c1:new"))), OK, nil},
+		{"an address twice in a demand is refused", nil, put("one", macs(macOf(1), macOf(1))), Invalid, []string{"mac_addresses[1]"}},
+		{"an address in upper case is refused", nil, put("one", macs("52:54:00:00:00:0A")), Invalid, []string{"mac_addresses[0]", "52:54:00:00:00:0A"}},
+		{"a multicast address is refused", nil, put("one", macs("01:00:5e:00:00:01")), Invalid, []string{"mac_addresses[0]"}},
+		{"the zero address is refused", nil, put("one", macs("00:00:00:00:00:00")), Invalid, []string{"mac_addresses[0]"}},
+		{"a restart of the group of the owner is accepted", []Command{puts("g", of("g-0", a, group))}, puts("g", of("g-0", a, group, content("c1:new"))), OK, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := formed(t)
@@ -63,7 +63,7 @@ func TestMACAddressesBelongToOneWorkload(t *testing.T) {
 				refused(t, res, c.kind, c.refused...)
 				return
 			}
-			is(t, "kind", res.Kind, OK)
+			is(t, "verdict on the command", res.Kind, OK)
 			for _, item := range res.Items[min(1, len(res.Items)):] {
 				refused(t, res.Of(item), Conflict, macOf(1))
 			}
@@ -83,7 +83,7 @@ func TestMACAddressesBelongToOneWorkload(t *testing.T) {
 			w.bind("g-0", "a")
 			w.run("g-0")
 			w.ok(member("g", b, content("c1:new")))
-			is(t, "content", w.workload("g-0").Content, "c1:0123456789abcdef0123")
+			is(t, `content of workload "g-0"`, w.workload("g-0").Content, "c1:0123456789abcdef0123")
 			refused(t, w.do(put("two", b)), Conflict, `workload "g-0", whose update waits`)
 			refused(t, w.do(put("two", a)), Conflict, `workload "g-0"`)
 		}},
@@ -96,7 +96,7 @@ func TestMACAddressesBelongToOneWorkload(t *testing.T) {
 			r, _ := w.s.Rollout("web")
 			w.ok(advance(GenerationPB(RolloutID(r)), &commandv1.AdvanceRollout{Complete: true}))
 			r, _ = w.s.Rollout("web")
-			is(t, "phase", r.Phase, rollout.Completed)
+			is(t, "phase of the update", r.Phase, rollout.Completed)
 			w.ok(put("two", b))
 		}},
 	})
@@ -115,8 +115,8 @@ func TestUpdatesAreScannedOnceForTheAddressesOfACommand(t *testing.T) {
 		scans++
 		w.s.r.rollouts.Scan(fn)
 	}}
-	is(t, "fault", c.fault(list, make([]*Workload, len(list))), "")
-	is(t, "scans of the updates for 200 addresses", scans, 1)
+	is(t, "refusal of the workloads", c.fault(list, make([]*Workload, len(list))), "")
+	is(t, "number of scans of the updates for 200 addresses", scans, 1)
 }
 
 // macAddresses is a scenario of the golden corpus: commands about workloads with Ethernet addresses.

@@ -28,19 +28,19 @@ func TestApplyFollowsTheModeMatrix(t *testing.T) {
 				w.place("web", "a")
 				w.ok(setMode(string(mode), "for a test"))
 				res := w.do(c)
-				is(t, "refused", res.Kind == Frozen, PermissionOf(mode, ArmName(c)) == Refused)
-				is(t, "permit", Permit(mode, c) != nil, res.Kind == Frozen)
+				is(t, "Apply refuses the command as Frozen; want the same as in armRules", res.Kind == Frozen, PermissionOf(mode, ArmName(c)) == Refused)
+				is(t, "Permit refuses the command; want the same as Apply", Permit(mode, c) != nil, res.Kind == Frozen)
 			})
 		}
 		t.Run(string(mode)+" registers known nodes only", func(t *testing.T) {
 			w := formed(t, "a")
 			w.ok(setMode(string(mode), "for a test"))
 			refused(t, w.do(register("new")), Frozen, "new", string(mode), "for a test")
-			is(t, "known", w.do(register("a", engine("e"))).Kind, OK)
+			is(t, "verdict on a registration of a known node", w.do(register("a", engine("e"))).Kind, OK)
 		})
 	}
-	is(t, "an unknown mode refuses all", PermissionOf("odd", "barrier"), Refused)
-	is(t, "an unknown command is refused", PermissionOf(ModeNormal, "odd"), Refused)
+	is(t, "permission of the command barrier in an unknown mode", PermissionOf("odd", "barrier"), Refused)
+	is(t, "permission of an unknown command", PermissionOf(ModeNormal, "odd"), Refused)
 }
 
 // TestGoldenMatrix: for each mode, matrix.golden lists which commands it permits. Rows are only added. To

@@ -371,7 +371,7 @@ type quotaSum struct {
 	of      *Namespace
 	by      quota.Amounts
 	bytes   int64 // bytes of specifications and files
-	records int64 // workloads that do not exist yet
+	records int64 // number of workloads that the command creates
 }
 
 func addTo(sums []quotaSum, n *Namespace, by quota.Amounts, bytes, records int64) []quotaSum {

@@ -59,17 +59,17 @@ func spaced(t testing.TB) *world {
 func TestNamespaceOfAWorkload(t *testing.T) {
 	w := spaced(t)
 	w.ok(put("old"))
-	is(t, "says nothing", w.workload("old").In(), DefaultNamespace)
+	is(t, `namespace of workload "old"`, w.workload("old").In(), DefaultNamespace)
 	w.ok(put("web", inNamespace("a")))
-	is(t, "says a", w.workload("web").In(), "a")
-	is(t, "its event", w.eventOf(EventWorkloadCreated).Namespace, "a")
+	is(t, `namespace of workload "web"`, w.workload("web").In(), "a")
+	is(t, "namespace of the event WorkloadCreated", w.eventOf(EventWorkloadCreated).Namespace, "a")
 	w.ok(put("web", content("c1:new")))
-	is(t, "a command without a namespace keeps the present one", w.workload("web").In(), "a")
+	is(t, `namespace of workload "web" after a put that names no namespace`, w.workload("web").In(), "a")
 	refused(t, w.do(put("web", inNamespace("b"), content("c1:newer"))), Conflict, `"a"`, `"b"`, "cannot be moved")
 	refused(t, w.do(put("web", inNamespace("default"))), Conflict, `"default"`)
 	refused(t, w.do(put("x", inNamespace("none"))), NotFound, "none", "namespace list")
 	w.ok(remove("web", true))
-	is(t, "the event of the deletion", w.eventOf(EventWorkloadDeleted).Namespace, "a")
+	is(t, "namespace in the event of the deletion", w.eventOf(EventWorkloadDeleted).Namespace, "a")
 	w.ok(put("web", inNamespace("b")))
 }
 
@@ -84,15 +84,15 @@ func TestPutWithFormerNamespaceVersionIsRefused(t *testing.T) {
 	refused(t, w.do(putNamespace("a", ifVersion(3))), StaleGeneration, `"a"`, "version 3", "does not exist any more")
 	w.ok(putNamespace("a", users("ada"), ifVersion(0)))
 	first := version()
-	is(t, "version", first, w.index)
+	is(t, "version of the namespace", first, w.index)
 	refused(t, w.do(putNamespace("a", ifVersion(0))), StaleGeneration, "exists already", "tester")
 	w.ok(putNamespace("a", users("ada", "bob"), ifVersion(first)))
 	second := version()
 	refused(t, w.do(putNamespace("a", limits(1000, 0, 0, 0), users("ada"), ifVersion(first))), StaleGeneration, "is at version", "tester")
 	n, _ := w.s.Namespace("a")
-	is(t, "users", len(n.Users), 2)
-	is(t, "the same again", w.do(putNamespace("a", users("ada", "bob"), ifVersion(second))).Kind, AlreadyDone)
-	is(t, "the same put again does not raise the version", version(), second)
+	is(t, "number of users of the namespace", len(n.Users), 2)
+	is(t, "verdict on the repeated command", w.do(putNamespace("a", users("ada", "bob"), ifVersion(second))).Kind, AlreadyDone)
+	is(t, "version of the namespace after the same put again", version(), second)
 	w.ok(putNamespace("a", users("ada", "bob", "eve")))
 	w.ok(putNamespace(DefaultNamespace, limits(0, 0, 0, 9), ifVersion(0)))
 }
@@ -105,7 +105,7 @@ func TestNamespaceQuota(t *testing.T) {
 		refused(t, w.do(put("two", inNamespace("a"), cpu(501))), OverQuota, `"a"`, "cpu_millicores: 1500 used, 501 more asked for, limit 2000")
 		two, three := put("two", inNamespace("a"), cpu(100)).GetPutWorkloads().Workloads[0], put("three", inNamespace("a"), cpu(500)).GetPutWorkloads().Workloads[0]
 		refused(t, w.do(puts("", two, three)), OverQuota, "600 more asked for")
-		is(t, "workloads", w.s.WorkloadCount(), 1)
+		is(t, "number of workloads in the state", w.s.WorkloadCount(), 1)
 		w.ok(put("two", inNamespace("a"), cpu(500)))
 		w.ok(put("three", inNamespace("a"), cpu(0)))
 		refused(t, w.do(put("four", inNamespace("a"), cpu(0))), OverQuota, "workloads: 3 used, 1 more asked for, limit 3")
@@ -116,7 +116,7 @@ func TestNamespaceQuota(t *testing.T) {
 		w.ok(put("one", inNamespace("a"), cpu(2000)))
 		w.ok(put("one", inNamespace("a"), cpu(2000), content("c1:new")))
 		w.ok(put("one", cpu(1000)))
-		is(t, "used", used(w).CPU, 1000)
+		is(t, "amounts that the namespace uses", used(w).CPU, 1000)
 		refused(t, w.do(put("one", cpu(2001))), OverQuota, "1000 used, 1001 more asked for")
 	})
 	t.Run("a stopped workload counts, and a workload that is being deleted does not", func(t *testing.T) {
@@ -127,7 +127,7 @@ func TestNamespaceQuota(t *testing.T) {
 		refused(t, w.do(put("two", inNamespace("a"), cpu(1))), OverQuota)
 		w.ok(setDesired("one", "Running"))
 		w.ok(remove("one", false))
-		is(t, "used", used(w), quota.Amounts{})
+		is(t, "amounts that the namespace uses", used(w), quota.Amounts{})
 		w.ok(put("two", inNamespace("a"), cpu(1)))
 		refused(t, w.do(put("one", inNamespace("a"), cpu(2000))), OverQuota)
 		refused(t, w.do(dropNamespace("a")), Conflict, "2 workloads")
@@ -139,7 +139,7 @@ func TestNamespaceQuota(t *testing.T) {
 		}
 		w.ok(puts("g", member("g-0", 700), member("g-1", 700)))
 		w.ok(puts("g", member("g-0", 2000)))
-		is(t, "used", used(w), quota.Amounts{CPU: 2000, Memory: w.workload("g-0").Demand.Memory, Workloads: 1})
+		is(t, "amounts that the namespace uses", used(w), quota.Amounts{CPU: 2000, Memory: w.workload("g-0").Demand.Memory, Workloads: 1})
 	})
 	t.Run("lowering the quota stops no workload and refuses only growth", func(t *testing.T) {
 		w := spaced(t)
@@ -148,7 +148,7 @@ func TestNamespaceQuota(t *testing.T) {
 		w.ok(putNamespace("a", limits(500, 0, 0, 0)))
 		is(t, "node of the workload after the quota was lowered", w.workload("one").Node, "n")
 		n, _ := w.s.Namespace("a")
-		is(t, "over", used(w).Over(n.Quota), true)
+		is(t, "the namespace uses more than its lowered quota", used(w).Over(n.Quota), true)
 		w.ok(put("one", cpu(1900)))
 		w.ok(setDesired("one", "Stopped"))
 		w.ok(setDesired("one", "Running"))
@@ -159,7 +159,7 @@ func TestNamespaceQuota(t *testing.T) {
 		w.ok(setDrifts([]*commandv1.Drift{drifted("n", "ghost", DriftOrphan)}))
 		refused(t, w.do(adopt("n", "ghost", inNamespace("a"), cpu(2001))), OverQuota)
 		w.ok(adopt("n", "ghost", inNamespace("a"), cpu(2000)))
-		is(t, "used", used(w).CPU, 2000)
+		is(t, "amounts that the namespace uses", used(w).CPU, 2000)
 	})
 	t.Run("the default namespace may have a quota", func(t *testing.T) {
 		w := spaced(t)
@@ -249,7 +249,7 @@ func TestScaleDownWithinNamespace(t *testing.T) {
 		return c
 	}
 	w.ok(none("b"))
-	is(t, "a member after a put of no members in another namespace", w.workload("g-0").Desired, DesiredRunning)
+	is(t, `desired state of member "g-0" after a put without members in another namespace`, w.workload("g-0").Desired, DesiredRunning)
 	w.ok(puts("g", member("g-0")))
 	if _, there := w.s.Workload("g-1"); there {
 		t.Error("the put must delete the members that it does not list, but g-1 still exists")
@@ -264,15 +264,15 @@ func TestUsersOfNamespaces(t *testing.T) {
 	w := spaced(t)
 	w.ok(putNamespace("a", users("ada", "bob", "ada")))
 	w.ok(putNamespace("b", users("ada")))
-	is(t, "ada", slices.Equal(w.s.NamespacesOf("ada"), []string{"a", "b"}), true)
-	is(t, "bob", slices.Equal(w.s.NamespacesOf("bob"), []string{"a"}), true)
-	is(t, "nobody", len(w.s.NamespacesOf("ad")), 0)
+	is(t, `NamespacesOf lists the namespaces of user "ada"`, slices.Equal(w.s.NamespacesOf("ada"), []string{"a", "b"}), true)
+	is(t, `NamespacesOf lists the namespaces of user "bob"`, slices.Equal(w.s.NamespacesOf("bob"), []string{"a"}), true)
+	is(t, `number of namespaces that list user "ad"`, len(w.s.NamespacesOf("ad")), 0)
 	refused(t, w.do(putNamespace("a")), Conflict, "bob", "in all namespaces", "--release")
 	w.ok(putNamespace("a", users("bob")))
 	refused(t, w.do(dropNamespace("a")), Conflict, "bob")
 	refused(t, w.do(putNamespace("b")), Conflict, "ada")
 	w.ok(putNamespace("b", func(b *commandv1.PutNamespace) { b.Release = []string{"ada"} }))
-	is(t, "ada", len(w.s.NamespacesOf("ada")), 0)
+	is(t, `number of namespaces that list user "ada"`, len(w.s.NamespacesOf("ada")), 0)
 	refused(t, w.do(putNamespace("b", users("admin"))), Invalid, "admin")
 	refused(t, w.do(putNamespace("b", users("a/b"))), Invalid, "a/b")
 	refused(t, w.do(putNamespace("b", limits(0, -1, 0, 0))), Invalid, "quota.memory_mib")
@@ -316,10 +316,10 @@ func TestRestoredNamespaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	n, _ := back.Namespace("a")
-	is(t, "the present quota", n.Quota.CPU, 100)
-	is(t, "the present users", len(back.NamespacesOf("bob")), 1)
-	is(t, "used", back.UseOf("a").CPU, 700)
-	is(t, "later", back.HasNamespace("later"), true)
+	is(t, `CPU quota of namespace "a", which is that of the present state`, n.Quota.CPU, 100)
+	is(t, `number of namespaces that list user "bob", as in the present state`, len(back.NamespacesOf("bob")), 1)
+	is(t, `CPU that namespace "a" uses after the restore`, back.UseOf("a").CPU, 700)
+	is(t, `namespace "later" exists`, back.HasNamespace("later"), true)
 }
 
 func TestImportedNamespaces(t *testing.T) {
@@ -344,7 +344,7 @@ func TestImportedNamespaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	is(t, "a", s.UseOf("a").Workloads, 1)
-	is(t, "gone", s.HasNamespace("gone"), true)
-	is(t, "ada", len(s.NamespacesOf("ada")), 1)
+	is(t, `number of workloads in namespace "a"`, s.UseOf("a").Workloads, 1)
+	is(t, `namespace "gone" exists`, s.HasNamespace("gone"), true)
+	is(t, `number of namespaces that list user "ada"`, len(s.NamespacesOf("ada")), 1)
 }

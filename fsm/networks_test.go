@@ -97,34 +97,34 @@ func TestPutNetwork(t *testing.T) {
 		name    string
 		command Command
 		kind    Kind
-		names   []string // words of the refusal
+		names   []string // words that the refusal must contain
 	}{
-		{"a subnet of its own", putNetwork("n", "10.50.0.0/20"), OK, nil},
-		{"a part of the pool", putNetwork("n", ""), OK, nil},
-		{"the same name", putNetwork("back", ""), Conflict, []string{"back", "exists already"}},
-		{"the subnet of another network", putNetwork("n", "10.216.0.0/20"), Conflict, []string{"10.216.0.0/20", "back"}},
-		{"a part of another network", putNetwork("n", "10.216.4.0/24"), Conflict, []string{"10.216.4.0/24", "10.216.0.0/20", "back"}},
-		{"a subnet around another network", putNetwork("n", "10.216.0.0/16"), Conflict, []string{"back"}},
-		{"the addresses of nodes", putNetwork("n", "10.70.0.0/20"), Conflict, []string{"10.70.0.9", `node "a"`}},
-		{"too small for one slice", putNetwork("n", "10.50.0.0/27"), Invalid, []string{"10.50.0.0/27", "too small", "/26"}},
-		{"too large", putNetwork("n", "10.0.0.0/8"), Invalid, []string{"too large", "/14"}},
-		{"host bits", putNetwork("n", "10.50.0.1/20"), Invalid, []string{"host bits", "10.50.0.0/20"}},
-		{"no prefix", putNetwork("n", "10.50.0.0"), Invalid, []string{"10.50.0.0", "not a prefix"}},
-		{"IPv6", putNetwork("n", "fd00::/64"), Invalid, []string{"IPv4"}},
-		{"loopback", putNetwork("n", "127.0.0.0/20"), Invalid, []string{"for hosts"}},
-		{"multicast", putNetwork("n", "224.0.0.0/20"), Invalid, []string{"for hosts"}},
-		{"a bad name", putNetwork("-", ""), Invalid, []string{"name"}},
-		{"a bad MTU", putNetwork("n", "", func(b *commandv1.PutNetwork) { b.Mtu = 100 }), Invalid, []string{"mtu", "100", "576"}},
-		{"a namespace that does not exist", putNetwork("n", "", func(b *commandv1.PutNetwork) { b.Namespace = "none" }), NotFound, []string{"none"}},
-		{"a pool that is too small", putNetwork("n", "", func(b *commandv1.PutNetwork) { b.Pool = "10.9.0.0/24" }), Invalid, []string{"pool", "10.9.0.0/24", "too small"}},
-		{"a pool that is used up", putNetwork("n", "", func(b *commandv1.PutNetwork) { b.Pool = "10.216.0.0/20" }), Conflict, []string{"no free /20", "SCHEDULER_NETWORK_POOL"}},
+		{"a subnet of its own is accepted", putNetwork("n", "10.50.0.0/20"), OK, nil},
+		{"a network without a subnet gets a part of the pool", putNetwork("n", ""), OK, nil},
+		{"the name of an existing network is refused", putNetwork("back", ""), Conflict, []string{"back", "exists already"}},
+		{"the subnet of another network is refused", putNetwork("n", "10.216.0.0/20"), Conflict, []string{"10.216.0.0/20", "back"}},
+		{"a part of another network is refused", putNetwork("n", "10.216.4.0/24"), Conflict, []string{"10.216.4.0/24", "10.216.0.0/20", "back"}},
+		{"a subnet around another network is refused", putNetwork("n", "10.216.0.0/16"), Conflict, []string{"back"}},
+		{"a subnet with the address of a node is refused", putNetwork("n", "10.70.0.0/20"), Conflict, []string{"10.70.0.9", `node "a"`}},
+		{"a subnet that is too small for one slice is refused", putNetwork("n", "10.50.0.0/27"), Invalid, []string{"10.50.0.0/27", "too small", "/26"}},
+		{"a subnet larger than /14 is refused", putNetwork("n", "10.0.0.0/8"), Invalid, []string{"too large", "/14"}},
+		{"a prefix with host bits is refused", putNetwork("n", "10.50.0.1/20"), Invalid, []string{"host bits", "10.50.0.0/20"}},
+		{"an address without a prefix length is refused", putNetwork("n", "10.50.0.0"), Invalid, []string{"10.50.0.0", "not a prefix"}},
+		{"an IPv6 prefix is refused", putNetwork("n", "fd00::/64"), Invalid, []string{"IPv4"}},
+		{"loopback addresses are refused", putNetwork("n", "127.0.0.0/20"), Invalid, []string{"for hosts"}},
+		{"multicast addresses are refused", putNetwork("n", "224.0.0.0/20"), Invalid, []string{"for hosts"}},
+		{"an invalid name is refused", putNetwork("-", ""), Invalid, []string{"name"}},
+		{"an MTU that is too small is refused", putNetwork("n", "", func(b *commandv1.PutNetwork) { b.Mtu = 100 }), Invalid, []string{"mtu", "100", "576"}},
+		{"a namespace that does not exist is refused", putNetwork("n", "", func(b *commandv1.PutNetwork) { b.Namespace = "none" }), NotFound, []string{"none"}},
+		{"a pool that is too small is refused", putNetwork("n", "", func(b *commandv1.PutNetwork) { b.Pool = "10.9.0.0/24" }), Invalid, []string{"pool", "10.9.0.0/24", "too small"}},
+		{"a pool that is used up is refused", putNetwork("n", "", func(b *commandv1.PutNetwork) { b.Pool = "10.216.0.0/20" }), Conflict, []string{"no free /20", "SCHEDULER_NETWORK_POOL"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := formed(t)
 			w.ok(register("a", networked("10.70.0.9")))
 			w.ok(putNetwork("back", ""))
 			if res := w.do(c.command); c.kind == OK {
-				is(t, "kind", res.Kind, OK)
+				is(t, "verdict on the command", res.Kind, OK)
 			} else {
 				refused(t, res, c.kind, c.names...)
 			}
@@ -134,12 +134,12 @@ func TestPutNetwork(t *testing.T) {
 	w.ok(putNetwork("one", ""))
 	w.ok(putNetwork("two", ""))
 	two, _ := w.s.Network("default", "two")
-	is(t, "the second part of the pool", two.CIDR.String(), "10.216.16.0/20")
+	is(t, "subnet of the second network, taken from the pool", two.CIDR.String(), "10.216.16.0/20")
 	w.ok(deleteNetwork("one", ""))
 	w.ok(putNetwork("three", ""))
 	three, _ := w.s.Network("", "three")
-	is(t, "the part of the deleted network", three.CIDR.String(), "10.216.0.0/20")
-	is(t, "the number of a deleted network is not used again", three.ID, 3)
+	is(t, "subnet of the third network, which is that of the deleted one", three.CIDR.String(), "10.216.0.0/20")
+	is(t, "number of the third network, which must not be that of the deleted one", three.ID, 3)
 }
 
 func TestConfinedCallersActOnNetworksOfTheirNamespaces(t *testing.T) {
@@ -153,18 +153,18 @@ func TestConfinedCallersActOnNetworksOfTheirNamespaces(t *testing.T) {
 		c.Head = &commandv1.Head{At: w.now, By: "ada", Namespaces: []string{"a"}}
 		return w.do(c)
 	}
-	is(t, "own namespace", as(putNetwork("n", "", in("a"))).Kind, OK)
+	is(t, "verdict on a network in the namespace of the caller", as(putNetwork("n", "", in("a"))).Kind, OK)
 	refused(t, as(putNetwork("m", "10.50.0.0/20", in("a"))), Denied, "10.50.0.0/20", "pool")
 	for i := range maxConfined - 1 {
-		is(t, "another network", as(putNetwork(fmt.Sprint("n", i), "", in("a"))).Kind, OK)
+		is(t, "verdict on one more network in the namespace of the caller", as(putNetwork(fmt.Sprint("n", i), "", in("a"))).Kind, OK)
 	}
 	refused(t, as(putNetwork("m", "", in("a"))), Denied, "16 networks")
 	refused(t, w.do(unprivileged(putNetwork("m", "10.50.0.0/20", in("a")))), Denied, "10.50.0.0/20", "pool", "permission policies")
-	is(t, "a network of an operator of all namespaces", w.do(unprivileged(putNetwork("m", "", in("a")))).Kind, OK)
+	is(t, "verdict on a network that an operator of all namespaces creates", w.do(unprivileged(putNetwork("m", "", in("a")))).Kind, OK)
 	refused(t, as(putNetwork("n", "", in("b"))), Denied, `"b"`)
 	w.ok(putNetwork("n", "", in("b")))
 	refused(t, as(deleteNetwork("n", "b")), Denied, `"b"`)
-	is(t, "delete in the own namespace", as(deleteNetwork("n", "a")).Kind, OK)
+	is(t, "verdict on the deletion of a network in the caller's namespace", as(deleteNetwork("n", "a")).Kind, OK)
 	refused(t, w.do(dropNamespace("b")), Conflict, `network "n"`)
 }
 
@@ -181,8 +181,8 @@ func TestSlices(t *testing.T) {
 		w.place("web", "b", inNetworks("back"))
 		w.place("api", "b", inNetworks("back"))
 		w.place("db", "a", inNetworks("back"))
-		is(t, "slice of b", w.slice("back", "b"), "10.50.0.0/26")
-		is(t, "slice of a", w.slice("back", "a"), "10.50.0.64/26")
+		is(t, `slice of node "b" in network back`, w.slice("back", "b"), "10.50.0.0/26")
+		is(t, `slice of node "a" in network back`, w.slice("back", "a"), "10.50.0.64/26")
 	})
 	t.Run("a third node finds no slice", func(t *testing.T) {
 		w := start(t)
@@ -191,7 +191,7 @@ func TestSlices(t *testing.T) {
 		w.ok(register("c", networked("10.0.0.3")))
 		w.ok(put("db", inNetworks("back")))
 		skipped(t, w.do(w.assign("db", "c")), `network "back" has no slice left for node "c"`)
-		is(t, "a node with a slice takes it", w.do(w.assign("db", "a")).Skipped, 0)
+		is(t, "number of skipped items for a node that has a slice", w.do(w.assign("db", "a")).Skipped, 0)
 	})
 	t.Run("a node that does not support the network gets no member", func(t *testing.T) {
 		w := start(t)
@@ -232,32 +232,32 @@ func TestSlices(t *testing.T) {
 		skipped(t, w.do(releaseSlices(idle.GetReleaseSlices().Slices...)), `"a"`, "no idle slice")
 		w.ok(w.evict("web", CodeDraining, true))
 		skipped(t, w.do(releaseSlices(idle.GetReleaseSlices().Slices...)), "no idle slice")
-		is(t, "kept meanwhile", w.slice("back", "a"), "10.50.0.0/26")
+		is(t, `slice of node "a" in network back before it is idle for a day`, w.slice("back", "a"), "10.50.0.0/26")
 		w.now += SliceIdle
 		w.ok(releaseSlices(idle.GetReleaseSlices().Slices...))
-		is(t, "taken back", w.slice("back", "a"), "")
+		is(t, `slice of node "a" in network back after it was taken back`, w.slice("back", "a"), "")
 		w.ok(w.assign("web", "b"))
-		is(t, "slices that rest are not given", w.slice("back", "b"), "10.50.0.64/26")
+		is(t, `slice of node "b", which must not be the one that rests`, w.slice("back", "b"), "10.50.0.64/26")
 		w.now += SliceRest
 		w.ok(put("api", inNetworks("back")))
 		w.ok(w.assign("api", "a"))
-		is(t, "given again", w.slice("back", "a"), "10.50.0.0/26")
+		is(t, `slice of node "a" in network back after it was given again`, w.slice("back", "a"), "10.50.0.0/26")
 	})
 	t.Run("the slices of a removed node rest", func(t *testing.T) {
 		w := start(t)
 		w.place("web", "a", inNetworks("back"))
 		w.ok(removeNode("a", true))
 		n, _ := w.s.Network("", "back")
-		is(t, "records", len(n.Slices), 1)
-		is(t, "node", n.Slices[0].Node, "")
-		is(t, "rests", n.Slices[0].FreeAt, w.s.Info().Clock+SliceRest)
+		is(t, "number of slices in the record of the network", len(n.Slices), 1)
+		is(t, "owner of the slice after its node was removed", n.Slices[0].Node, "")
+		is(t, "time until which the slice rests", n.Slices[0].FreeAt, w.s.Info().Clock+SliceRest)
 	})
 	t.Run("if a new specification adds a network to a placed workload, its node gets a slice", func(t *testing.T) {
 		w := start(t)
 		w.place("web", "a")
-		is(t, "none before", w.slice("back", "a"), "")
+		is(t, `slice of node "a" in network back before the change`, w.slice("back", "a"), "")
 		w.ok(put("web", content("c1:changed"), inNetworks("back")))
-		is(t, "slice", w.slice("back", "a"), "10.50.0.0/26")
+		is(t, `slice of node "a" in network back`, w.slice("back", "a"), "10.50.0.0/26")
 	})
 	t.Run("the network index grows only when the agents' view of the networks changes", func(t *testing.T) {
 		w := start(t)
@@ -270,12 +270,12 @@ func TestSlices(t *testing.T) {
 		w.ok(w.evict("web", CodeDraining, true))
 		w.ok(w.evict("api", CodeDraining, true))
 		w.ok(w.assign("api", "a"))
-		is(t, "network index after the last member left and another one came", index(), given)
+		is(t, "network index after the last member left and another one came to the same node", index(), given)
 		w.ok(register("b", networked("10.0.0.9")))
-		is(t, "network index after a new address of a node without a slice", index(), given)
+		is(t, "network index after a node without a slice got a new address", index(), given)
 		w.ok(register("a", networked("10.0.0.8")))
 		if created >= given || index() != w.index {
-			t.Errorf("the network index is %d after the creation, %d after the first slice and %d after the new address; want it to grow each time, and to be %d at last", created, given, index(), w.index)
+			t.Errorf("the network index is %d after the creation, %d after the first slice and %d after the new address; want it to grow with the slice and with the address, and to be %d after the address", created, given, index(), w.index)
 		}
 	})
 }
@@ -374,7 +374,7 @@ func TestNetworksOfUnfinishedUpdatesStay(t *testing.T) {
 	}
 	refused(t, w.do(careful("new")), Conflict, "new", "waiting specifications", "web", "persysctl rollout status web")
 	before := w.s
-	is(t, "a command without the condition", w.do(deleteNetwork("new", "")).Kind, OK)
+	is(t, "verdict on a deletion by a command of an older scheduler", w.do(deleteNetwork("new", "")).Kind, OK)
 	w.s = before
 	for range 10 { // until both members have the new specification
 		w.step()
@@ -384,12 +384,12 @@ func TestNetworksOfUnfinishedUpdatesStay(t *testing.T) {
 		w.everybodyRuns()
 		w.wait(5 * second)
 	}
-	is(t, "the update before its end", w.versions(), "2 2 "+string(rollout.Running))
+	is(t, "versions of the members and phase of the update before its end", w.versions(), "2 2 "+string(rollout.Running))
 	refused(t, w.do(careful("old")), Conflict, "old", "previous specifications", "web")
 	for range 6 {
 		w.proceed()
 	}
-	is(t, "phase", w.rolled().Phase, rollout.Completed)
+	is(t, "phase of the update", w.rolled().Phase, rollout.Completed)
 	for i := range 2 {
 		w.ok(gone(fmt.Sprint("web-", i), "a", nil))
 	}
@@ -417,7 +417,7 @@ func TestRestoredNetworks(t *testing.T) {
 	back.Networks(func(n *Network) bool { names = append(names, fmt.Sprint(n.Name, " ", n.CIDR, " ", n.ID)); return true })
 	want := []string{"clash 10.60.0.0/20 3", "gone 10.50.0.0/20 1", "kept 10.216.0.0/20 2"}
 	if !slices.Equal(names, want) {
-		t.Errorf("the restored state has networks %q, want %q", names, want)
+		t.Errorf("the restored state has the networks %q (name, subnet, number), want %q", names, want)
 	}
 	if i := back.Info(); i.NetworkIndex != i.Index || i.NetworkID != 3 {
 		t.Errorf("after the restore, Info.NetworkIndex is %d, the index is %d, and Info.NetworkID is %d; want NetworkIndex equal to the index, and NetworkID 3", i.NetworkIndex, i.Index, i.NetworkID)
@@ -437,12 +437,12 @@ func TestRestoredNetworks(t *testing.T) {
 		t.Errorf("network gone has room for %d nodes, want 32: the lower half of its 63 free slices rests, because nodes may have got them after the backup", n.Room(w.now))
 	}
 	if number, free := n.free(w.now); !free || number != 32 {
-		t.Errorf("the next slice is %d (%t), want 32", number, free)
+		t.Errorf("the next slice that a node gets is number %d (one is free: %t), want number 32", number, free)
 	}
 	if n.Room(w.now+SliceRest) != 63 {
-		t.Errorf("an hour later network gone has room for %d nodes, want 63", n.Room(w.now+SliceRest))
+		t.Errorf("when the slices have rested for an hour, network gone has room for %d nodes, want 63", n.Room(w.now+SliceRest))
 	}
 	if s, has := n.SliceOf("a"); !has || s.EmptySince != 0 {
-		t.Errorf("in a new cluster node a has the slice %+v (%t), want that of the backup, with a member", s, has)
+		t.Errorf("in a new cluster node a has the slice %+v (found: %t), want its slice of the backup with EmptySince 0, because it has a member", s, has)
 	}
 }

@@ -17,8 +17,7 @@ func (w *world) fails(id, code string, elsewhere bool) Command {
 	})
 }
 
-// moves makes a workload fail on its node, takes it off that node, and assigns it to the node whose
-// name is to.
+// moves lets workload id fail on its node, evicts it from that node, and assigns it to node to.
 func (w *world) moves(id, to string) {
 	w.t.Helper()
 	from := w.workload(id).Node
@@ -97,10 +96,10 @@ func TestFailedNodesAreRecorded(t *testing.T) {
 			c.then(w)
 			x := w.workload("web")
 			if len(x.FailedOn) != c.want {
-				t.Fatalf("%d nodes are remembered, want %d: %+v", len(x.FailedOn), c.want, x.FailedOn)
+				t.Fatalf("the record of the workload remembers %d nodes that it left, want %d: %+v", len(x.FailedOn), c.want, x.FailedOn)
 			}
 			if c.want == 2 && (x.FailedOn[0].Node != "a" || x.FailedOn[1].Node != "b" || x.FailedOn[1].Code != "STORAGE_FULL" || x.FailedOn[1].At == 0) {
-				t.Errorf("the record has %+v, want a, then b, each with code and time", x.FailedOn)
+				t.Errorf("the record of the workload remembers the nodes %+v, want node a, then node b, each with code and time", x.FailedOn)
 			}
 			if err := w.s.Check(); err != nil {
 				t.Error(err)
@@ -117,35 +116,35 @@ func TestOnlyAFailingWorkloadLeavesItsNode(t *testing.T) {
 		then func(w *world)
 		want bool
 	}{
-		{"the node reports that it cannot run the workload", func(w *world) { w.ok(w.fails("web", "STORAGE_FULL", true)) }, true},
-		{"the agent has not tried often enough", func(w *world) { w.ok(w.fails("web", "STORAGE_FULL", false)) }, false},
-		{"the workload runs again", func(w *world) {
+		{"a workload leaves a node that reports that it cannot run the workload", func(w *world) { w.ok(w.fails("web", "STORAGE_FULL", true)) }, true},
+		{"a workload stays while its agent has not tried often enough", func(w *world) { w.ok(w.fails("web", "STORAGE_FULL", false)) }, false},
+		{"a workload that runs again stays", func(w *world) {
 			w.ok(w.fails("web", "STORAGE_FULL", true))
 			w.run("web")
 		}, false},
-		{"the workload got a new order", func(w *world) {
+		{"a workload that got a new order stays", func(w *world) {
 			w.ok(w.fails("web", "STORAGE_FULL", true))
 			w.ok(userRetry("web"))
 		}, false},
-		{"the workload was moved as often as its limit allows", func(w *world) {
+		{"a workload that was moved as often as its limit allows stays", func(w *world) {
 			for _, n := range []string{"b", "a", "b"} {
 				w.moves("web", n)
 			}
 			w.ok(w.fails("web", "STORAGE_FULL", true))
 		}, false},
-		{"the workload writes to a folder of its host", func(w *world) {
+		{"a workload that writes to a folder of its host stays", func(w *world) {
 			w.ok(put("web", writesToHost))
 			w.ok(w.fails("web", "STORAGE_FULL", true))
 		}, false},
-		{"the workload writes to a folder of its host and has a limit of moves", func(w *world) {
+		{"a workload that writes to a folder of its host leaves the node if it has a limit of moves", func(w *world) {
 			w.ok(put("web", writesToHost, reschedules(1, 60*minute)))
 			w.ok(w.fails("web", "STORAGE_FULL", true))
 		}, true},
-		{"the workload was given up", func(w *world) {
+		{"a workload that was given up stays", func(w *world) {
 			w.ok(w.fails("web", "STORAGE_FULL", true))
 			w.ok(w.retry("web", 5, 0, true))
 		}, false},
-		{"the workload is exclusive", func(w *world) {
+		{"an exclusive workload stays", func(w *world) {
 			w.ok(put("web", demand(func(d *commandv1.Demand) { d.Exclusive = true })))
 			w.ok(w.fails("web", "STORAGE_FULL", true))
 		}, false},
@@ -170,6 +169,6 @@ func TestAMemberOfASystemWorkloadKeepsItsNode(t *testing.T) {
 	w.ok(w.fails("log-a", "STORAGE_FULL", true))
 	w.do(w.evict("log-a", CodeFailedOnNode, false))
 	if x := w.workload("log-a"); x.Node != "a" {
-		t.Errorf("the member left its node: %+v", x.FailedOn)
+		t.Errorf("the member of the system workload must keep its node, but its record says that it left: %+v", x.FailedOn)
 	}
 }

@@ -77,14 +77,14 @@ func TestObjects(t *testing.T) {
 	}{
 		{"each put of a secret is a new version, even with an equal value", func(t *testing.T, w *world) {
 			w.ok(putObject(KindSecret, "db", "a", ""))
-			is(t, "kind", w.do(putObject(KindSecret, "db", "a", "")).Kind, OK)
-			is(t, "versions", fmt.Sprint(w.versionsOf(KindSecret, "db")), "[1 2]")
+			is(t, "verdict on the command", w.do(putObject(KindSecret, "db", "a", "")).Kind, OK)
+			is(t, "versions of secret db that the state has", fmt.Sprint(w.versionsOf(KindSecret, "db")), "[1 2]")
 		}},
 		{"an equal value of a config changes nothing", func(t *testing.T, w *world) {
 			w.ok(putObject(KindConfig, "c", "a", ""))
 			res := w.do(putObject(KindConfig, "c", "a", ""))
-			is(t, "kind", res.Kind, AlreadyDone)
-			is(t, "version", res.Items[0].Revision, "1")
+			is(t, "verdict on the command", res.Kind, AlreadyDone)
+			is(t, "revision in item 0 of the result", res.Items[0].Revision, "1")
 		}},
 		{"an unsealed secret is refused", func(t *testing.T, w *world) {
 			c := putObject(KindSecret, "db", "plain", "")
@@ -92,7 +92,7 @@ func TestObjects(t *testing.T) {
 			res := w.do(c)
 			refused(t, res, Invalid, "must be sealed")
 			if strings.Contains(res.Reason, "plain") {
-				t.Errorf("the refusal shows the value: %s", res.Reason)
+				t.Errorf("the refusal of the unsealed secret must not contain its value, but is: %s", res.Reason)
 			}
 		}},
 		{"a value of more than 512 KiB is refused", func(t *testing.T, w *world) {
@@ -110,17 +110,17 @@ func TestObjects(t *testing.T) {
 			w.ok(putObject(KindSecret, "db", "b", ""))
 			w.ok(deleteObject(KindSecret, "db", ""))
 			w.ok(putObject(KindSecret, "db", "c", ""))
-			is(t, "versions", fmt.Sprint(w.versionsOf(KindSecret, "db")), "[3]")
+			is(t, "versions of secret db that the state has", fmt.Sprint(w.versionsOf(KindSecret, "db")), "[3]")
 		}},
 		{"a rollback is a new version with the value of the old one", func(t *testing.T, w *world) {
 			w.ok(putObject(KindConfig, "c", "a", ""))
 			w.ok(putObject(KindConfig, "c", "b", ""))
 			w.ok(rollBackObject(KindConfig, "c", 1))
 			o, _ := w.s.Object(DefaultNamespace, KindConfig, "c")
-			is(t, "value", string(o.Present().Data), "a")
-			is(t, "number and origin", fmt.Sprint(o.Present().Number, o.Present().From), "3 1")
+			is(t, "value of the version that the rollback made", string(o.Present().Data), "a")
+			is(t, "number of the present version, and number of the version whose value it has", fmt.Sprint(o.Present().Number, o.Present().From), "3 1")
 			refused(t, w.do(rollBackObject(KindConfig, "c", 9)), NotFound, "version 9")
-			is(t, "a rollback to the present version", w.do(rollBackObject(KindConfig, "c", 3)).Kind, AlreadyDone)
+			is(t, "verdict on a rollback to the present version", w.do(rollBackObject(KindConfig, "c", 3)).Kind, AlreadyDone)
 		}},
 		{"ten versions are kept, and older ones in use", func(t *testing.T, w *world) {
 			w.ok(putObject(KindConfig, "c", "0", ""))
@@ -128,9 +128,9 @@ func TestObjects(t *testing.T) {
 			for i := range 14 {
 				w.ok(putObject(KindConfig, "c", fmt.Sprint("v", i), ""))
 			}
-			is(t, "a job keeps its version", w.uses("job"), "config/c@1")
+			is(t, "version that the job uses", w.uses("job"), "config/c@1")
 			have := w.versionsOf(KindConfig, "c")
-			is(t, "kept versions", fmt.Sprint(have), "[1 7 8 9 10 11 12 13 14 15]")
+			is(t, "versions that the state still has", fmt.Sprint(have), "[1 7 8 9 10 11 12 13 14 15]")
 		}},
 		{"an object in use is not deleted, and its users are named", func(t *testing.T, w *world) {
 			w.ok(putObject(KindSecret, "db", "a", ""))
@@ -138,7 +138,7 @@ func TestObjects(t *testing.T) {
 			refused(t, w.do(deleteObject(KindSecret, "db", "")), Conflict, "web")
 			w.ok(remove("web", true))
 			w.ok(deleteObject(KindSecret, "db", ""))
-			is(t, "bytes of the namespace", w.s.UseOf(DefaultNamespace).Bytes, 0)
+			is(t, "bytes that namespace default uses after the deletion of the secret", w.s.UseOf(DefaultNamespace).Bytes, 0)
 		}},
 		{"an unknown object is refused, also in another namespace", func(t *testing.T, w *world) {
 			w.ok(putNamespace("shop"))
@@ -157,13 +157,13 @@ func TestObjects(t *testing.T) {
 			w.ok(w.assign("job", "n"))
 			before := *w.workload("web")
 			res := w.do(putObject(KindSecret, "db", "b", ""))
-			is(t, "ordered again", len(res.Items), 2)
-			is(t, "workload", res.Items[1].ID, "web")
+			is(t, "number of items, one for the secret and one for the workload with a new order", len(res.Items), 2)
+			is(t, "workload that gets a new order", res.Items[1].ID, "web")
 			after := w.workload("web")
 			if after.Content != before.Content || after.Generation == before.Generation || after.Acknowledged {
 				t.Errorf("the workload was %+v and is %+v, want a new order of the same content", before, after)
 			}
-			is(t, "an instance that is not running has the status", after.Status, StatusScheduled)
+			is(t, "status of a workload with a new order whose instance does not run", after.Status, StatusScheduled)
 		}},
 		{"an instance that gets a signal for a new version keeps the status Running", func(t *testing.T, w *world) {
 			w.ok(putObject(KindSecret, "db", "a", ""))
@@ -173,15 +173,15 @@ func TestObjects(t *testing.T) {
 			w.ok(w.says("ended", "Stopped"))
 			first := w.workload("web").Generation
 			for _, value := range []string{"b", "c"} {
-				is(t, "ordered again, besides the secret", len(w.do(putObject(KindSecret, "db", value, "")).Items), 2)
+				is(t, "number of items, one for the secret and one for the workload with a new order", len(w.do(putObject(KindSecret, "db", value, "")).Items), 2)
 				web := w.workload("web")
-				is(t, "acknowledged", web.Acknowledged, false)
-				is(t, "status", web.Status, StatusRunning)
-				is(t, "available", web.Available(), true)
-				is(t, "the same instance since", web.SameSince, first)
+				is(t, `the order of workload "web" is acknowledged`, web.Acknowledged, false)
+				is(t, `status of workload "web"`, web.Status, StatusRunning)
+				is(t, `workload "web" is available`, web.Available(), true)
+				is(t, `SameSince of workload "web"`, web.SameSince, first)
 			}
 			w.ok(put("web", using("signal secret/db"), content("2")))
-			is(t, "the status after a change of the content", w.workload("web").Status, StatusUpdating)
+			is(t, `status of workload "web" after a change of its content`, w.workload("web").Status, StatusUpdating)
 		}},
 		{"a signal needs the field keep and a valid signal name", func(t *testing.T, w *world) {
 			refused(t, w.do(put("bad", func(p *commandv1.WorkloadPut) {
@@ -197,25 +197,25 @@ func TestObjects(t *testing.T) {
 			w.ok(put("other", using("keep secret/db")))
 			before, other := *w.workload("web"), *w.workload("other")
 			res := w.do(putObject(KindSecret, "db", "b", ""))
-			is(t, "changed workloads", len(res.Items), 2)
-			is(t, "changed workload", res.Items[1].ID, "web")
+			is(t, "number of items, one for the secret and one for the changed workload", len(res.Items), 2)
+			is(t, "workload that gets the new version", res.Items[1].ID, "web")
 			after := w.workload("web")
 			is(t, "content and generation have changed", after.Content != before.Content && after.Generation != before.Generation, true)
-			is(t, "version", w.uses("web"), "secret/db@2")
-			is(t, "a workload with keep stays", w.workload("other").Generation, other.Generation)
-			is(t, "the same put again", w.do(put("web", using("secret/db"))).Items[0].Unchanged, true)
+			is(t, "versions of the objects that the workload uses", w.uses("web"), "secret/db@2")
+			is(t, "generation of a workload with the field keep", w.workload("other").Generation, other.Generation)
+			is(t, "the same put again is Unchanged", w.do(put("web", using("secret/db"))).Items[0].Unchanged, true)
 		}},
 		{"objects count for the size of the state and the policy of the namespace", func(t *testing.T, w *world) {
 			w.ok(putPolicy("small", func(m *commandv1.Policy) { m.MaxSpecBytes = 100 }))
 			w.ok(bind("small", "default"))
 			refused(t, w.do(putObject(KindConfig, "c", strings.Repeat("x", 200), "")), NotAllowed, "max_spec_bytes")
 			w.ok(putObject(KindConfig, "c", strings.Repeat("x", 90), ""))
-			is(t, "bytes", w.s.UseOf(DefaultNamespace).Bytes, 90)
-			is(t, "total", w.s.Total().Bytes, 90)
+			is(t, "Bytes used by namespace default", w.s.UseOf(DefaultNamespace).Bytes, 90)
+			is(t, "bytes of the whole state", w.s.Total().Bytes, 90)
 		}},
 		{"an event about an object of namespace default belongs to that namespace", func(t *testing.T, w *world) {
 			w.ok(putObject(KindSecret, "db", "a", ""))
-			is(t, "namespace", w.eventOf(EventSecretChanged).In(), DefaultNamespace)
+			is(t, "namespace in the event SecretChanged", w.eventOf(EventSecretChanged).In(), DefaultNamespace)
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.run(t, formed(t, "a")) })
@@ -251,11 +251,11 @@ func TestNewVersionReachesMembersInTurn(t *testing.T) {
 	w.ok(groupUsing(1, 3))
 	w.everybodyRuns()
 	w.ok(putObject(KindSecret, "db", "b", ""))
-	is(t, "no member changes at once", w.allUses(), "1 1 1 Running")
+	is(t, "versions of the members and phase of the update right after the put", w.allUses(), "1 1 1 Running")
 	w.step()
-	is(t, "the first member", w.allUses(), "2 1 1 Running")
+	is(t, "versions of the members and phase of the update after its first step", w.allUses(), "2 1 1 Running")
 	w.ok(putObject(KindSecret, "db", "c", ""))
-	is(t, "the version of waiting members is kept", fmt.Sprint(w.versionsOf(KindSecret, "db")), "[1 2 3]")
+	is(t, "versions that the state keeps while members wait for their turn", fmt.Sprint(w.versionsOf(KindSecret, "db")), "[1 2 3]")
 	refused(t, w.do(deleteObject(KindSecret, "db", "")), Conflict, "web-0")
 	for range 8 {
 		w.proceed()
@@ -277,7 +277,7 @@ func TestNewVersionKeepsAPausedUpdatePaused(t *testing.T) {
 	w.step()
 	w.ok(rolloutAction("pause"))
 	w.ok(putObject(KindSecret, "db", "b", ""))
-	is(t, "phase", w.allUses(), "1 1 1 Paused")
+	is(t, "versions of the members and phase of the paused update", w.allUses(), "1 1 1 Paused")
 	waiting := 0
 	for _, m := range w.rolled().Members {
 		if m.Put != nil {
@@ -286,7 +286,7 @@ func TestNewVersionKeepsAPausedUpdatePaused(t *testing.T) {
 			is(t, "specification of "+m.ID, string(m.Put.Spec), "version 2")
 		}
 	}
-	is(t, "waiting members", waiting, 3)
+	is(t, "number of members that wait for their turn", waiting, 3)
 }
 
 func TestObjectsAreRestored(t *testing.T) {
@@ -303,17 +303,17 @@ func TestObjectsAreRestored(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.s = back
-	is(t, "a deleted secret returns", fmt.Sprint(w.versionsOf(KindSecret, "gone")), "[1]")
+	is(t, `versions of secret "gone", which was deleted, after the restore`, fmt.Sprint(w.versionsOf(KindSecret, "gone")), "[1]")
 	announced := false
 	w.s.EventsBack(func(e *Event) bool {
 		announced = announced || e.Type == EventSecretChanged && strings.Contains(e.Message, "is back from the backup")
 		return true
 	})
-	is(t, "the return is announced", announced, true)
-	is(t, "versions of both states", fmt.Sprint(w.versionsOf(KindConfig, "c")), "[1 2]")
-	is(t, "the workload has its versions", w.uses("web"), "config/c@1 secret/gone@1")
+	is(t, "an event says that the secret is back from the backup", announced, true)
+	is(t, `versions of config "c", one from the backup and one from the present state`, fmt.Sprint(w.versionsOf(KindConfig, "c")), "[1 2]")
+	is(t, "versions of the objects that the restored workload uses", w.uses("web"), "config/c@1 secret/gone@1")
 	w.ok(putObject(KindSecret, "gone", "x", ""))
-	is(t, "no number is used again", fmt.Sprint(w.versionsOf(KindSecret, "gone")), "[1 2]")
+	is(t, `versions of secret "gone" after another put; no number is used twice`, fmt.Sprint(w.versionsOf(KindSecret, "gone")), "[1 2]")
 }
 
 func TestSnapshotKeepsObjects(t *testing.T) {
@@ -377,7 +377,7 @@ func TestUnsortedObjectsAreRefused(t *testing.T) {
 	w.ok(putObject(KindSecret, "a", "x", ""))
 	refused(t, w.do(put("web", using("secret/b", "secret/a"))), Invalid, "sorted")
 	w.ok(put("web", using("secret/a", "secret/b")))
-	is(t, "sorted", slices.IsSortedFunc(w.workload("web").Objects, func(a, b ObjectUse) int { return strings.Compare(a.Name, b.Name) }), true)
+	is(t, `the objects of workload "web" are sorted`, slices.IsSortedFunc(w.workload("web").Objects, func(a, b ObjectUse) int { return strings.Compare(a.Name, b.Name) }), true)
 }
 
 // TestRotationStartsFirst: in a group with order: start-first, a new version of a secret first
@@ -404,22 +404,22 @@ func TestRotationStartsFirst(t *testing.T) {
 		next.GetPutObject().Surge = append(next.GetPutObject().Surge, p)
 	}
 	res := w.ok(next)
-	is(t, "items of the object and its users", len(res.Items) > 1, true)
+	is(t, "the result has an item for the secret and items for its users", len(res.Items) > 1, true)
 	r, ok := w.s.Rollout("web")
 	if !ok || r.Phase != rollout.Running || !r.Policy.StartFirst {
 		t.Fatalf("the rollout is %+v, want a running one that starts first", r)
 	}
-	is(t, "members keep the former version", w.uses("web-0")+" "+w.uses("web-2"), "secret/db@1 secret/db@1")
+	is(t, "versions of the members that were not replaced yet", w.uses("web-0")+" "+w.uses("web-2"), "secret/db@1 secret/db@1")
 	w.step()
-	is(t, "surge member", w.extras(), "web-3")
-	is(t, "its version", w.uses("web-3"), "secret/db@2")
+	is(t, "surge members of group web", w.extras(), "web-3")
+	is(t, "version that the surge member uses", w.uses("web-3"), "secret/db@2")
 
 	late := putObject(KindSecret, "db", "c", "")
 	late.GetPutObject().Surge = []*commandv1.WorkloadPut{next.GetPutObject().Surge[0].CloneVT()}
 	late.GetPutObject().Surge[0].SpecContent = "c1:another specification"
 	res = w.do(late)
-	is(t, "kind", res.Kind, OK)
-	is(t, "an item with the reason", res.Items[1].Kind == Conflict && strings.Contains(res.Items[1].Reason, "has changed meanwhile"), true)
+	is(t, "verdict on the command", res.Kind, OK)
+	is(t, "item 1 of the result is a Conflict whose reason says that the specification has changed", res.Items[1].Kind == Conflict && strings.Contains(res.Items[1].Reason, "has changed meanwhile"), true)
 }
 
 // TestRotationOfASystemWorkload: when a user stores a new version of a secret, the members of a
@@ -446,12 +446,12 @@ func TestRotationOfASystemWorkload(t *testing.T) {
 	if r, ok := w.s.Rollout("log"); !ok || len(r.Members) != 2 {
 		t.Fatalf("the rollout of the new version is %+v, want one of two members", r)
 	}
-	is(t, "versions of the template and a member", w.uses("log")+" "+w.uses("log-a"), "secret/db@2 secret/db@1")
+	is(t, "versions that the template and its member use", w.uses("log")+" "+w.uses("log-a"), "secret/db@2 secret/db@1")
 	r, _ := w.s.Rollout("log")
 	w.ok(&commandv1.Command{Body: &commandv1.Command_AdvanceRollout{AdvanceRollout: &commandv1.AdvanceRollout{
 		Group: "log", IfRollout: GenerationPB(RolloutID(r)), Take: []string{"log-a"},
 	}}})
-	is(t, "versions of the members after the first turn", w.uses("log-a")+" "+w.uses("log-b"), "secret/db@2 secret/db@1")
+	is(t, "versions that the two members use after the first step of the update", w.uses("log-a")+" "+w.uses("log-b"), "secret/db@2 secret/db@1")
 
 	w = start("signal secret/db")
 	for _, id := range []string{"log-a", "log-b"} {
@@ -460,6 +460,6 @@ func TestRotationOfASystemWorkload(t *testing.T) {
 		}
 	}
 	if _, ok := w.s.Rollout("log"); ok {
-		t.Error("a signal makes a rolling update")
+		t.Error("a new version that only causes a signal must not begin a rolling update, but did")
 	}
 }

@@ -53,11 +53,11 @@ func TestRuledWorkloads(t *testing.T) {
 	w.do(put("b", demand(func(d *commandv1.Demand) { d.Tags = []*commandv1.Label{{Key: "k", Value: "v"}} })))
 	w.do(put("c", withRules(func(p *commandv1.Placement) { p.Spread = []*commandv1.Spread{{By: ByHost, MaxSkew: 1, Must: true}} })))
 	if got := list(); got != "a b " {
-		t.Errorf("the index has %q, expected a and b", got)
+		t.Errorf("the index byRule has %q, want workloads a and b", got)
 	}
 	w.do(put("b"))
 	w.do(remove("a", true))
 	if got := list(); got != "" {
-		t.Errorf("the index has %q after the rules are gone", got)
+		t.Errorf("after workload a was deleted and b has no tags, the index byRule has %q, want no workload", got)
 	}
 }

@@ -13,20 +13,20 @@ func TestAssignWorkloads(t *testing.T) {
 			before := w.workload("web").Generation
 			res := w.ok(w.assign("web", "a"))
 			wl := w.workload("web")
-			is(t, "status", wl.Status, StatusScheduled)
-			is(t, "node", wl.Node, "a")
-			is(t, "newer", before.Less(wl.Generation), true)
-			is(t, "item", res.Items[0].Generation, wl.Generation)
-			is(t, "assigned at", wl.AssignedAt, w.now)
-			is(t, "alloc", w.s.Alloc("a").CPU, 1000)
-			is(t, "pending", w.s.PendingCount(), 0)
-			is(t, "event", w.eventOf(EventWorkloadScheduled).Node, "a")
+			is(t, `status of workload "web"`, wl.Status, StatusScheduled)
+			is(t, `node of workload "web"`, wl.Node, "a")
+			is(t, "the workload has a newer generation than before", before.Less(wl.Generation), true)
+			is(t, "generation in item 0 of the result", res.Items[0].Generation, wl.Generation)
+			is(t, `AssignedAt of workload "web"`, wl.AssignedAt, w.now)
+			is(t, `CPU reserved on node "a"`, w.s.Alloc("a").CPU, 1000)
+			is(t, "number of workloads that wait for a placement", w.s.PendingCount(), 0)
+			is(t, "node of the event WorkloadScheduled", w.eventOf(EventWorkloadScheduled).Node, "a")
 		}},
 		{"Assign after an eviction makes a Rescheduled event", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.evict("web", CodeDraining, false))
 			w.bind("web", "b")
-			is(t, "detail", w.eventOf(EventRescheduled).Details[0], Label{"previous_node", "a"})
+			is(t, "detail of the event Rescheduled", w.eventOf(EventRescheduled).Details[0], Label{"previous_node", "a"})
 		}},
 		{"Assign skips an item for another generation", func(t *testing.T, w *world) {
 			w.ok(put("web"))
@@ -86,8 +86,8 @@ func TestAssignWorkloads(t *testing.T) {
 			for _, id := range []string{"w1", "w2", "w3", "w4"} {
 				w.place(id, "a")
 			}
-			is(t, "cpu", w.s.Alloc("a").CPU, 4000)
-			is(t, "workloads", w.s.Alloc("a").Workloads, 4)
+			is(t, `CPU reserved on node "a"`, w.s.Alloc("a").CPU, 4000)
+			is(t, `Workloads reserved on node "a"`, w.s.Alloc("a").Workloads, 4)
 		}},
 		{"a workload with a demand of zero fits on a full node", func(t *testing.T, w *world) {
 			w.place("big", "a", demand(func(d *commandv1.Demand) { d.CpuMillicores = 4000 }))
@@ -105,15 +105,15 @@ func TestAssignWorkloads(t *testing.T) {
 			w.ok(put("y", big))
 			x, y := w.assign("x", "a").GetAssign().Assignments[0], w.assign("y", "a").GetAssign().Assignments[0]
 			res := w.do(assign(x, y))
-			is(t, "skipped", res.Skipped, 1)
-			is(t, "placed", res.Items[0].ID, "x")
+			is(t, "number of skipped items of the command", res.Skipped, 1)
+			is(t, "workload in item 0 of the result", res.Items[0].ID, "x")
 		}},
 		{"a workload can use the capacity of its own residual", func(t *testing.T, w *world) {
 			w.place("big", "a", hostPort(80), demand(func(d *commandv1.Demand) { d.CpuMillicores = 3500; d.DiskGb = 90 }))
 			w.ok(w.evict("big", CodeDraining, false))
 			w.bind("big", "a")
-			is(t, "residuals", w.s.ResidualCount(), 0)
-			is(t, "cpu", w.s.Alloc("a").CPU, 3500)
+			is(t, "number of residuals in the state", w.s.ResidualCount(), 0)
+			is(t, `CPU reserved on node "a"`, w.s.Alloc("a").CPU, 3500)
 		}},
 		{"Assign skips a node where another workload holds the host port", func(t *testing.T, w *world) {
 			w.place("one", "a", hostPort(80))
@@ -148,10 +148,10 @@ func TestAssignWorkloads(t *testing.T) {
 			w.place("holder", "a", hostPort(80))
 			w.ok(put("late", hostPort(80)))
 			id, _ := w.s.PortHolder("node:a", HostPort{Port: 80, Protocol: "tcp"})
-			is(t, "holder", id, "holder")
+			is(t, `workload that holds port 80 after the update of "late"`, id, "holder")
 			w.ok(w.evict("holder", CodeDraining, true))
 			id, _ = w.s.PortHolder("node:a", HostPort{Port: 80, Protocol: "tcp"})
-			is(t, "next", id, "late")
+			is(t, `workload that holds port 80 after "holder" has left the node`, id, "late")
 		}},
 		{"an exclusive workload waits for all of its residuals", func(t *testing.T, w *world) {
 			w.place("db", "a", exclusive)
@@ -172,25 +172,25 @@ func TestEvictWorkloads(t *testing.T) {
 			before := w.workload("web").Generation
 			w.ok(w.evict("web", CodeDraining, false))
 			wl := w.workload("web")
-			is(t, "status", wl.Status, StatusPending)
-			is(t, "previous", wl.PreviousNode, "a")
-			is(t, "reason", wl.Reason.Code, CodeDraining)
-			is(t, "newer", before.Less(wl.Generation), true)
+			is(t, `status of workload "web"`, wl.Status, StatusPending)
+			is(t, `previous node of workload "web"`, wl.PreviousNode, "a")
+			is(t, `reason code of workload "web"`, wl.Reason.Code, CodeDraining)
+			is(t, "the workload has a newer generation than before", before.Less(wl.Generation), true)
 			r, _ := w.s.Residual("a", "web")
-			is(t, "residual", r.Generation, wl.Generation)
-			is(t, "event", w.eventOf(EventWorkloadEvicted).Node, "a")
+			is(t, "generation of the residual", r.Generation, wl.Generation)
+			is(t, "node of the event WorkloadEvicted", w.eventOf(EventWorkloadEvicted).Node, "a")
 		}},
 		{"an eviction from a lost node clears the failures", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.retry("web", 4, w.now+minute, false))
 			w.ok(w.evict("web", CodeNodeLost, false))
-			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
-			is(t, "next retry", w.s.NextRetry(), 0)
+			is(t, `Retry of workload "web"`, w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
+			is(t, "time of the next retry in the state", w.s.NextRetry(), 0)
 		}},
 		{"an eviction with gone leaves no residual", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.evict("web", CodeMissing, true))
-			is(t, "residuals", w.s.ResidualCount(), 0)
+			is(t, "number of residuals in the state", w.s.ResidualCount(), 0)
 		}},
 		{"an exclusive workload is not evicted as gone while its node may run it", func(t *testing.T, w *world) {
 			w.place("db", "a", exclusive)
@@ -213,7 +213,7 @@ func TestEvictWorkloads(t *testing.T) {
 			w.place("web", "a")
 			w.ok(setDesired("web", "Stopped"))
 			w.ok(w.evict("web", CodeDraining, false))
-			is(t, "status", w.workload("web").Status, StatusStopped)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusStopped)
 		}},
 		{"Evict skips an item for another generation", func(t *testing.T, w *world) {
 			w.place("web", "a")
@@ -235,15 +235,15 @@ func TestScheduleRetries(t *testing.T) {
 			at := w.now + minute
 			w.ok(w.retry("web", 2, at, false))
 			wl := w.workload("web")
-			is(t, "status", wl.Status, StatusRetryPending)
-			is(t, "attempts", wl.Retry.Attempts, 2)
-			is(t, "reason", wl.Reason.Code, CodeBackoff)
-			is(t, "next", w.s.NextRetry(), at)
+			is(t, `status of workload "web"`, wl.Status, StatusRetryPending)
+			is(t, `number of counted failures of workload "web"`, wl.Retry.Attempts, 2)
+			is(t, `reason code of workload "web"`, wl.Reason.Code, CodeBackoff)
+			is(t, "time of the next retry in the state", w.s.NextRetry(), at)
 			due := 0
 			w.s.RetryDue(at-1, func(*Workload) bool { due++; return true })
-			is(t, "due before", due, 0)
+			is(t, "number of retries that are due 1 ns before that time", due, 0)
 			w.s.RetryDue(at, func(*Workload) bool { due++; return true })
-			is(t, "due at", due, 1)
+			is(t, "number of retries that are due at that time", due, 1)
 		}},
 		{"a retry that is due now gets a new generation of the same revision", func(t *testing.T, w *world) {
 			w.place("web", "a")
@@ -251,24 +251,24 @@ func TestScheduleRetries(t *testing.T) {
 			before := *w.workload("web")
 			w.ok(w.retry("web", 3, 0, false))
 			wl := w.workload("web")
-			is(t, "status", wl.Status, StatusScheduled)
-			is(t, "newer", before.Generation.Less(wl.Generation), true)
-			is(t, "revision", wl.Revision(), before.Revision())
-			is(t, "event", w.eventOf(EventRetryTriggered).Details[0], Label{"attempts", "3"})
+			is(t, `status of workload "web"`, wl.Status, StatusScheduled)
+			is(t, "the workload has a newer generation than before", before.Generation.Less(wl.Generation), true)
+			is(t, `revision of workload "web"`, wl.Revision(), before.Revision())
+			is(t, "detail of the event RetryTriggered", w.eventOf(EventRetryTriggered).Details[0], Label{"attempts", "3"})
 		}},
 		{"the last retry is terminal", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.retry("web", 5, 0, true))
-			is(t, "status", w.workload("web").Status, StatusFailed)
-			is(t, "terminal", w.workload("web").Retry.Terminal, true)
-			is(t, "event", w.eventOf(EventWorkloadFailed).Details[0], Label{"attempts", "5"})
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusFailed)
+			is(t, `workload "web" is given up`, w.workload("web").Retry.Terminal, true)
+			is(t, "detail of the event WorkloadFailed", w.eventOf(EventWorkloadFailed).Details[0], Label{"attempts", "5"})
 		}},
 		{"a workload that runs after its last retry is Running, and its verdict stays until the failures are cleared", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.retry("web", 5, 0, true))
 			w.run("web")
-			is(t, "status", w.workload("web").Status, StatusRunning)
-			is(t, "terminal", w.workload("web").Retry.Terminal, true)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusRunning)
+			is(t, `workload "web" is given up`, w.workload("web").Retry.Terminal, true)
 		}},
 		{"ScheduleRetries skips an item for another generation", func(t *testing.T, w *world) {
 			w.place("web", "a")
@@ -288,14 +288,14 @@ func TestExplainUnplaced(t *testing.T) {
 		{"ExplainUnplaced stores code and message", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(explain("web", CodeUnplaced, "2 nodes lack memory", w.generation("web")))
-			is(t, "message", w.workload("web").Reason.Message, "2 nodes lack memory")
-			is(t, "event", w.eventOf(EventWorkloadUnplaced).Message, "2 nodes lack memory")
+			is(t, `message of the reason of workload "web"`, w.workload("web").Reason.Message, "2 nodes lack memory")
+			is(t, "message of the event WorkloadUnplaced", w.eventOf(EventWorkloadUnplaced).Message, "2 nodes lack memory")
 		}},
 		{"an explanation that is already stored changes nothing", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(explain("web", CodeUnplaced, "none", w.generation("web")))
 			w.ok(explain("web", CodeUnplaced, "none", w.generation("web")))
-			is(t, "changes", len(w.last), 0)
+			is(t, "number of records that the last command changed", len(w.last), 0)
 		}},
 		{"ExplainUnplaced skips an item for another generation", func(t *testing.T, w *world) {
 			w.ok(put("web"))
@@ -305,18 +305,18 @@ func TestExplainUnplaced(t *testing.T) {
 			w.place("web", "a")
 			told := explain("web", CodeDispatchFailed, "the order could not be delivered", w.generation("web"))
 			w.ok(told)
-			is(t, "reason code before the order is accepted", w.workload("web").Reason.Code, CodeDispatchFailed)
+			is(t, `reason code of workload "web" before its order is accepted`, w.workload("web").Reason.Code, CodeDispatchFailed)
 			w.ok(w.says("web", "Failed"))
 			w.ok(w.retry("web", 1, 0, true))
 			why := w.workload("web").Reason
 			skipped(t, w.do(told), "accepted the order")
-			is(t, "reason after the workload was given up", w.workload("web").Reason, why)
+			is(t, `reason of workload "web" after it was given up`, w.workload("web").Reason, why)
 		}},
 		{"an explanation keeps the generation", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			g := w.workload("web").Generation
 			w.ok(explain("web", CodeUnplaced, "none", w.generation("web")))
-			is(t, "generation", w.workload("web").Generation, g)
+			is(t, `generation of workload "web"`, w.workload("web").Generation, g)
 		}},
 	})
 }
@@ -331,26 +331,26 @@ func TestReportsOfNodes(t *testing.T) {
 		{"an acknowledgement without a state makes the workload Pending", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) { r.Acknowledged = true }))
-			is(t, "status", w.workload("web").Status, StatusPending)
-			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusPending)
+			is(t, `the order of workload "web" is acknowledged`, w.workload("web").Acknowledged, true)
 		}},
 		{"a reported state of the present generation acknowledges the generation", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
-			is(t, "status", w.workload("web").Status, StatusRunning)
-			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusRunning)
+			is(t, `the order of workload "web" is acknowledged`, w.workload("web").Acknowledged, true)
 			n := 0
 			w.s.Unacknowledged(func(*Workload) bool { n++; return true })
-			is(t, "unacknowledged", n, 0)
+			is(t, "number of workloads whose order is not acknowledged", n, 0)
 		}},
 		{"an acknowledged update is Updating until the new generation runs", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			w.ok(put("web", content("c1:ffff")))
 			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) { r.Acknowledged = true }))
-			is(t, "status", w.workload("web").Status, StatusUpdating)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusUpdating)
 			w.run("web")
-			is(t, "status", w.workload("web").Status, StatusRunning)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusRunning)
 		}},
 		{"addresses and ports are kept", func(t *testing.T, w *world) {
 			w.place("web", "a")
@@ -358,40 +358,40 @@ func TestReportsOfNodes(t *testing.T) {
 				r.State, r.Addresses = "Running", []string{"10.0.0.7"}
 				r.Ports = []*commandv1.PortBinding{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}
 			}))
-			is(t, "address", w.workload("web").Actual.Addresses[0], "10.0.0.7")
-			is(t, "port", w.workload("web").Actual.Ports[0], PortBinding{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"})
+			is(t, `reported address of workload "web"`, w.workload("web").Actual.Addresses[0], "10.0.0.7")
+			is(t, `reported port of workload "web"`, w.workload("web").Actual.Ports[0], PortBinding{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"})
 		}},
 		{"the same report at another time changes nothing", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			w.run("web")
-			is(t, "changes", len(w.last), 0)
+			is(t, "number of records that the last command changed", len(w.last), 0)
 		}},
 		{"a report of a former generation is skipped", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			c := w.says("web", "Running")
 			w.ok(put("web", content("c1:ffff")))
-			is(t, "skipped", w.do(c).Skipped, 1)
-			is(t, "status", w.workload("web").Status, StatusScheduled)
+			is(t, "number of skipped items of the command", w.do(c).Skipped, 1)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusScheduled)
 		}},
 		{"a report of another node is skipped", func(t *testing.T, w *world) {
 			w.place("web", "a")
-			is(t, "skipped", w.do(of(w, "web", func(r *commandv1.WorkloadReport) { r.Node, r.State = "b", "Running" })).Skipped, 1)
+			is(t, "number of skipped items of the command", w.do(of(w, "web", func(r *commandv1.WorkloadReport) { r.Node, r.State = "b", "Running" })).Skipped, 1)
 		}},
 		{"a report of an unknown workload is skipped", func(t *testing.T, w *world) {
-			is(t, "skipped", w.do(report(&commandv1.WorkloadReport{Workload: "web", Node: "a", State: "Running"})).Skipped, 1)
+			is(t, "number of skipped items of the command", w.do(report(&commandv1.WorkloadReport{Workload: "web", Node: "a", State: "Running"})).Skipped, 1)
 		}},
 		{"a report of an unknown state is skipped", func(t *testing.T, w *world) {
 			w.place("web", "a")
-			is(t, "skipped", w.do(w.says("web", "Dancing")).Skipped, 1)
+			is(t, "number of skipped items of the command", w.do(w.says("web", "Dancing")).Skipped, 1)
 		}},
 		{"reports of a legacy v1 agent, which sends no generations, count after the agent accepted the order", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			running := func(r *commandv1.WorkloadReport) { r.Generation, r.State = nil, "Running" }
-			is(t, "skipped before", w.do(of(w, "web", running)).Skipped, 1)
+			is(t, "number of skipped reports before the agent has accepted the order", w.do(of(w, "web", running)).Skipped, 1)
 			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) { r.Generation, r.Acknowledged = nil, true }))
 			w.ok(of(w, "web", running))
-			is(t, "status", w.workload("web").Status, StatusRunning)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusRunning)
 		}},
 		{"a failure has the agent's code", func(t *testing.T, w *world) {
 			w.place("web", "a")
@@ -399,76 +399,76 @@ func TestReportsOfNodes(t *testing.T) {
 				r.State, r.Code, r.Message, r.Retryable = "Failed", "RUNTIME_ERROR", "exit 1", true
 			}))
 			wl := w.workload("web")
-			is(t, "status", wl.Status, StatusFailed)
-			is(t, "reason", wl.Reason, Reason{"RUNTIME_ERROR", "exit 1", w.now, true})
-			is(t, "first failure", wl.Retry.FirstFailureAt, w.now)
-			is(t, "event", w.eventOf(EventWorkloadState).Details[1], Label{"to", "Failed"})
+			is(t, `status of workload "web"`, wl.Status, StatusFailed)
+			is(t, `reason of workload "web"`, wl.Reason, Reason{"RUNTIME_ERROR", "exit 1", w.now, true})
+			is(t, `time of the first failure of workload "web"`, wl.Retry.FirstFailureAt, w.now)
+			is(t, "detail of the event WorkloadState", w.eventOf(EventWorkloadState).Details[1], Label{"to", "Failed"})
 		}},
 		{"a second failure keeps the time of the first failure", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.says("web", "Failed"))
 			at := w.now
 			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) { r.State, r.Message = "Failed", "again" }))
-			is(t, "first failure", w.workload("web").Retry.FirstFailureAt, at)
+			is(t, `time of the first failure of workload "web"`, w.workload("web").Retry.FirstFailureAt, at)
 		}},
 		{"a repeated failure does not end a backoff", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.says("web", "Failed"))
 			w.ok(w.retry("web", 1, w.now+minute, false))
 			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) { r.State, r.Message = "Failed", "again" }))
-			is(t, "status", w.workload("web").Status, StatusRetryPending)
-			is(t, "reason", w.workload("web").Reason.Code, CodeBackoff)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusRetryPending)
+			is(t, `reason code of workload "web"`, w.workload("web").Reason.Code, CodeBackoff)
 		}},
 		{"success ends a backoff and keeps the failure count", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.says("web", "Failed"))
 			w.ok(w.retry("web", 1, w.now+minute, false))
 			w.run("web")
-			is(t, "status", w.workload("web").Status, StatusRunning)
-			is(t, "next", w.workload("web").Retry.NextAt, 0)
-			is(t, "attempts", w.workload("web").Retry.Attempts, 1)
-			is(t, "reason", w.workload("web").Reason, Reason{})
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusRunning)
+			is(t, `time of the next attempt of workload "web"`, w.workload("web").Retry.NextAt, 0)
+			is(t, `number of counted failures of workload "web"`, w.workload("web").Retry.Attempts, 1)
+			is(t, `reason of workload "web"`, w.workload("web").Reason, Reason{})
 		}},
 		{"a refused order is a failure", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) { r.Refused, r.Message = true, "no such image" }))
 			wl := w.workload("web")
-			is(t, "status", wl.Status, StatusFailed)
-			is(t, "reason", wl.Reason.Code, CodeApplyRefused)
-			is(t, "acknowledged", wl.Acknowledged, true)
+			is(t, `status of workload "web"`, wl.Status, StatusFailed)
+			is(t, `reason code of workload "web"`, wl.Reason.Code, CodeApplyRefused)
+			is(t, `the order of workload "web" is acknowledged`, wl.Acknowledged, true)
 		}},
 		{"an assigned workload that is reported gone is Missing and stays bound", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) { r.Gone = true }))
 			wl := w.workload("web")
-			is(t, "actual", wl.Actual.State, ActualMissing)
-			is(t, "status", wl.Status, StatusPending)
-			is(t, "reason", wl.Reason.Code, CodeMissing)
-			is(t, "node", wl.Node, "a")
+			is(t, `reported state of workload "web"`, wl.Actual.State, ActualMissing)
+			is(t, `status of workload "web"`, wl.Status, StatusPending)
+			is(t, `reason code of workload "web"`, wl.Reason.Code, CodeMissing)
+			is(t, `node of workload "web"`, wl.Node, "a")
 		}},
 		{"a gone report of an older generation keeps the residual", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			old := w.generation("web")
 			w.ok(w.evict("web", CodeDraining, false))
-			is(t, "skipped", w.do(gone("web", "a", old)).Skipped, 1)
-			is(t, "residuals", w.s.ResidualCount(), 1)
+			is(t, "number of skipped items of the command", w.do(gone("web", "a", old)).Skipped, 1)
+			is(t, "number of residuals in the state", w.s.ResidualCount(), 1)
 		}},
 		{"a gone report without a generation clears the residual", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(w.evict("web", CodeDraining, false))
 			w.ok(gone("web", "a", nil))
-			is(t, "residuals", w.s.ResidualCount(), 0)
-			is(t, "status", w.workload("web").Status, StatusPending)
+			is(t, "number of residuals in the state", w.s.ResidualCount(), 0)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusPending)
 		}},
 		{"a late report of a lost node leaves the status Unknown", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			w.ok(nodeState("a", false))
 			w.ok(w.says("web", "Failed"))
-			is(t, "status", w.workload("web").Status, StatusUnknown)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusUnknown)
 			w.ok(nodeState("a", true))
-			is(t, "status", w.workload("web").Status, StatusFailed)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusFailed)
 		}},
 	})
 }
@@ -496,14 +496,14 @@ func TestAFencedNodeReturns(t *testing.T) {
 			former := back(w, exclusive, hostPort(80))
 			w.ok(said(former, state))
 			r, ok := w.s.Residual("a", "db")
-			is(t, "residual", ok, true)
-			is(t, "generation", r.Generation, w.workload("db").Generation)
-			is(t, "reason", r.Reason, CodeLeftBehind)
-			is(t, "still on", w.workload("db").Node, "b")
-			is(t, "actual", w.workload("db").Actual.State, ActualRunning)
+			is(t, "there is a residual of the workload", ok, true)
+			is(t, `generation of the residual of workload "db" on node "a"`, r.Generation, w.workload("db").Generation)
+			is(t, `reason of the residual of workload "db" on node "a"`, r.Reason, CodeLeftBehind)
+			is(t, `node of workload "db"`, w.workload("db").Node, "b")
+			is(t, `reported state of workload "db"`, w.workload("db").Actual.State, ActualRunning)
 			w.ok(gone("db", "a", GenerationPB(r.Generation)))
-			is(t, "residuals", w.s.ResidualCount(), 0)
-			is(t, "still on", w.workload("db").Node, "b")
+			is(t, "number of residuals in the state", w.s.ResidualCount(), 0)
+			is(t, `node of workload "db"`, w.workload("db").Node, "b")
 		}}})
 	}
 	prove(t, []fact{
@@ -511,7 +511,7 @@ func TestAFencedNodeReturns(t *testing.T) {
 			former := back(w)
 			w.ok(said(former, "Running"))
 			w.do(said(former, "Failed"))
-			is(t, "changes", len(w.last), 0)
+			is(t, "number of records that the last command changed", len(w.last), 0)
 		}},
 		{"an unplaced exclusive workload is not placed until its residual is gone", func(t *testing.T, w *world) {
 			w.place("db", "a", exclusive)
@@ -521,7 +521,7 @@ func TestAFencedNodeReturns(t *testing.T) {
 			w.ok(w.evict("db", CodeNodeLost, true))
 			w.ok(register("a"))
 			w.ok(said(former, "Running"))
-			is(t, "skipped", w.do(w.assign("db", "b")).Skipped, 1)
+			is(t, "number of skipped items of the command", w.do(w.assign("db", "b")).Skipped, 1)
 			w.ok(gone("db", "a", nil))
 			w.bind("db", "b")
 		}},
@@ -533,36 +533,36 @@ func TestAFencedNodeReturns(t *testing.T) {
 			w.bind("db", "b")
 			w.ok(register("a"))
 			w.ok(said(former, "Running"))
-			is(t, "residuals", w.s.ResidualCount(), 1)
+			is(t, "number of residuals in the state", w.s.ResidualCount(), 1)
 		}},
 		{"a workload that is being deleted waits for its residual", func(t *testing.T, w *world) {
 			former := back(w)
 			w.ok(remove("db", false))
 			w.ok(said(former, "Running"))
 			w.ok(gone("db", "b", nil))
-			is(t, "status", w.workload("db").Status, StatusDeleting)
+			is(t, `status of workload "db"`, w.workload("db").Status, StatusDeleting)
 			w.ok(gone("db", "a", nil))
-			is(t, "workloads", w.s.WorkloadCount(), 0)
+			is(t, "number of workloads in the state", w.s.WorkloadCount(), 0)
 		}},
 	})
 	for _, c := range []struct {
 		name string
 		said func(w *world, former *commandv1.Generation) Command
 	}{
-		{"gone", func(_ *world, g *commandv1.Generation) Command { return gone("db", "a", g) }},
-		{"Missing", func(_ *world, g *commandv1.Generation) Command { return said(g, "Missing") }},
-		{"a report without a state", func(_ *world, g *commandv1.Generation) Command { return said(g, "") }},
-		{"a report without a generation", func(*world, *commandv1.Generation) Command { return said(nil, "Running") }},
-		{"a report of the present generation", func(w *world, _ *commandv1.Generation) Command { return said(w.generation("db"), "Running") }},
+		{"an instance that is gone", func(_ *world, g *commandv1.Generation) Command { return gone("db", "a", g) }},
+		{"the state Missing", func(_ *world, g *commandv1.Generation) Command { return said(g, "Missing") }},
+		{"no state", func(_ *world, g *commandv1.Generation) Command { return said(g, "") }},
+		{"a running instance without a generation", func(*world, *commandv1.Generation) Command { return said(nil, "Running") }},
+		{"a running instance of the present generation", func(w *world, _ *commandv1.Generation) Command { return said(w.generation("db"), "Running") }},
 		{"a running instance while the node is down", func(w *world, g *commandv1.Generation) Command {
 			w.ok(nodeState("a", false))
 			return said(g, "Running")
 		}},
 	} {
-		prove(t, []fact{{"no residual after a report of " + c.name, func(t *testing.T, w *world) {
+		prove(t, []fact{{"a node to which the workload is not assigned gets no residual after a report of " + c.name, func(t *testing.T, w *world) {
 			former := back(w)
-			is(t, "skipped", w.do(c.said(w, former)).Skipped, 1)
-			is(t, "residuals", w.s.ResidualCount(), 0)
+			is(t, "number of skipped items of the command", w.do(c.said(w, former)).Skipped, 1)
+			is(t, "number of residuals in the state", w.s.ResidualCount(), 0)
 		}}})
 	}
 }

@@ -62,7 +62,7 @@ func TestPolicyOfAPut(t *testing.T) {
 		{"the policy privileged admits a confined caller and is recorded", "privileged", member, privileged, nil, "privileged"},
 		{"the policy privileged admits an operator of all namespaces and is recorded", "privileged", unprivileged, privileged, nil, "privileged"},
 		{"the policy privileged is not recorded for an admin", "privileged", admin, privileged, nil, ""},
-		{"a policy that is not built in", "own", member, privileged, []string{`"own"`}, ""},
+		{"a confined caller is checked against a bound policy that is not built in", "own", member, privileged, []string{`"own"`}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := spaced(t)
@@ -73,11 +73,11 @@ func TestPolicyOfAPut(t *testing.T) {
 			res := w.do(tt.caller(put("web", inNamespace("a"), tt.ask)))
 			if tt.refused != nil {
 				refused(t, res, NotAllowed, tt.refused...)
-				is(t, "workloads", w.s.WorkloadCount(), 0)
+				is(t, "number of workloads in the state", w.s.WorkloadCount(), 0)
 				return
 			}
-			is(t, "kind", res.Kind, OK)
-			is(t, "admitted under", w.workload("web").Policy, tt.under)
+			is(t, "verdict on the command", res.Kind, OK)
+			is(t, `policy in the record of workload "web"`, w.workload("web").Policy, tt.under)
 		})
 	}
 }
@@ -111,15 +111,15 @@ func TestPoliciesJudgeEveryStoredSpecification(t *testing.T) {
 		w := spaced(t)
 		good := put("good", inNamespace("a")).GetPutWorkloads().Workloads[0]
 		refused(t, w.do(confined(puts("", good, one("bad")), "a")), NotAllowed, "workload bad", "privileged")
-		is(t, "workloads", w.s.WorkloadCount(), 0)
+		is(t, "number of workloads in the state", w.s.WorkloadCount(), 0)
 	})
 	t.Run("with the field each, policies judge every workload separately", func(t *testing.T) {
 		w := spaced(t)
 		good := put("good", inNamespace("a")).GetPutWorkloads().Workloads[0]
 		res := w.do(confined(each(one("bad"), good), "a"))
-		is(t, "the command", res.Kind, OK)
-		is(t, "bad", res.Items[0].Kind, NotAllowed)
-		is(t, "good", res.Items[1].Kind, OK)
+		is(t, "verdict on the whole command", res.Kind, OK)
+		is(t, "verdict in item 0 of the result", res.Items[0].Kind, NotAllowed)
+		is(t, "verdict in item 1 of the result", res.Items[1].Kind, OK)
 	})
 	t.Run("a rolling update keeps the policy until a member is updated", func(t *testing.T) {
 		w := formed(t, "a", "b")
@@ -128,7 +128,7 @@ func TestPoliciesJudgeEveryStoredSpecification(t *testing.T) {
 		w.everybodyRuns()
 		w.ok(group(2, 2, 1, true))
 		w.step()
-		is(t, "admitted under", w.workload("web-0").Policy+" "+w.workload("web-1").Policy, "baseline baseline")
+		is(t, `policies in the records of the members "web-0" and "web-1"`, w.workload("web-0").Policy+" "+w.workload("web-1").Policy, "baseline baseline")
 		c := group(3, 2, 1, true)
 		for _, p := range c.GetPutWorkloads().Workloads {
 			privileged(p)
@@ -172,11 +172,11 @@ func TestPoliciesJudgeEveryStoredSpecification(t *testing.T) {
 		before := *w.workload("web")
 		w.ok(put("web", inNamespace("a")))
 		after := w.workload("web")
-		is(t, "admitted under", before.Policy+" then "+after.Policy, "baseline then ")
-		is(t, "content", after.Content, before.Content)
-		is(t, "a new order", before.Generation.Less(after.Generation), true)
+		is(t, "policies in the record of the workload before and after the second put", before.Policy+" then "+after.Policy, "baseline then ")
+		is(t, `content of workload "web"`, after.Content, before.Content)
+		is(t, "the generation grows with the second put", before.Generation.Less(after.Generation), true)
 		res := w.ok(put("web", inNamespace("a")))
-		is(t, "the same again", res.Items[0].Unchanged, true)
+		is(t, "the third put, which is the same, is Unchanged", res.Items[0].Unchanged, true)
 	})
 }
 
@@ -204,7 +204,7 @@ func TestPeopleWhoStartAWorkloadAreHeldToThePolicyOfToday(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { refused(t, w.do(c), NotAllowed, "privileged", "persysctl policy bind") })
 	}
-	is(t, "the workload keeps running", w.workload("runs").Desired, DesiredRunning)
+	is(t, "desired state of a workload that the stricter policy does not allow", w.workload("runs").Desired, DesiredRunning)
 	w.ok(createRuns(w.cronStep("nightly", "nightly-1", 2*minute)))
 	w.workload("nightly-1")
 	w.ok(setDesired("runs", "Stopped"))
@@ -241,12 +241,12 @@ func TestPolicyRecords(t *testing.T) {
 	refused(t, w.do(putPolicy("own", func(m *commandv1.Policy) { m.Ports = []string{"9-8"} })), Invalid, "ports[0]", "9-8")
 	refused(t, w.do(putPolicy("own", func(m *commandv1.Policy) { m.HostPaths = []*commandv1.PolicyHostPath{{Path: "/srv/../etc"}} })), Invalid, "host_paths[0]")
 	w.ok(putPolicy("own"))
-	is(t, "event", w.events()[0], EventPolicyCreated)
-	is(t, "the same again", w.do(putPolicy("own")).Kind, AlreadyDone)
+	is(t, "first event of the last command", w.events()[0], EventPolicyCreated)
+	is(t, "verdict on the repeated command", w.do(putPolicy("own")).Kind, AlreadyDone)
 	w.ok(bind("own", "a"))
-	is(t, "event", w.events()[0], EventPolicyBound)
+	is(t, "first event of the last command", w.events()[0], EventPolicyBound)
 	w.ok(putPolicy("own", func(m *commandv1.Policy) { m.Privileged = true }))
-	is(t, "a change keeps the bindings", w.s.PolicyIn("a").Privileged, true)
+	is(t, `the changed policy is still bound to namespace "a"`, w.s.PolicyIn("a").Privileged, true)
 	refused(t, w.do(dropPolicy("own")), Conflict, "namespace a")
 	refused(t, w.do(dropPolicy("baseline")), Conflict, "built in")
 	refused(t, w.do(dropPolicy("none")), NotFound, "none")
@@ -254,12 +254,12 @@ func TestPolicyRecords(t *testing.T) {
 	refused(t, w.do(bind("own", "none")), NotFound, "none")
 	refused(t, w.do(bind("own", "")), Invalid, "namespace and node_label")
 	w.ok(bind("restricted", "a"))
-	is(t, "a namespace has at most one policy", w.s.PolicyIn("a").Name, "restricted")
+	is(t, `policy of namespace "a" after a second policy was bound to it`, w.s.PolicyIn("a").Name, "restricted")
 	w.ok(dropPolicy("own"))
 	w.ok(bind("", "a"))
-	is(t, "event", w.events()[0], EventPolicyUnbound)
-	is(t, "bound", w.s.PolicyIn("a") == nil, true)
-	is(t, "nothing to unbind", w.do(bind("", "a")).Kind, AlreadyDone)
+	is(t, "first event of the last command", w.events()[0], EventPolicyUnbound)
+	is(t, `namespace "a" has no policy`, w.s.PolicyIn("a") == nil, true)
+	is(t, "verdict on removing a binding that does not exist", w.do(bind("", "a")).Kind, AlreadyDone)
 	w.ok(bind("privileged", "b"))
 	w.ok(dropNamespace("b"))
 	w.ok(putNamespace("b"))
@@ -272,7 +272,7 @@ func TestPolicyRecords(t *testing.T) {
 	w.ok(confined(put("web", inNamespace("a")), "a"))
 	w.ok(bind("", "a"))
 	w.ok(dropPolicy("gone"))
-	is(t, "workloads of a deleted policy are judged by baseline", w.s.Admitted(w.workload("web")).Name, "baseline")
+	is(t, "policy against which a workload is judged after its policy was deleted", w.s.Admitted(w.workload("web")).Name, "baseline")
 }
 
 // TestPolicyOfNodes: a workload is placed only on nodes whose policies allow it.
@@ -283,14 +283,14 @@ func TestPolicyOfNodes(t *testing.T) {
 	w.ok(put("web", privileged))
 	w.ok(put("calm"))
 	res := w.do(w.assign("web", "guarded"))
-	is(t, "skipped", res.Skipped, 1)
+	is(t, "number of skipped items of the command", res.Skipped, 1)
 	for _, word := range []string{`node "guarded"`, `"baseline"`, "rule privileged", "container.field"} {
 		is(t, "the reason has "+word, strings.Contains(res.Reason, word), true)
 	}
 	w.ok(w.assign("web", "plain"))
 	w.ok(w.assign("calm", "guarded"))
 	w.ok(bindNodes("", "zone", "dmz"))
-	is(t, "policies of the node", len(w.s.NodePolicies(w.node("guarded"))), 0)
+	is(t, `number of policies that hold on node "guarded"`, len(w.s.NodePolicies(w.node("guarded"))), 0)
 }
 
 // TestPolicyLimitsItsNamespace: a policy limits the number of workloads in its namespace, and the bytes of
@@ -308,9 +308,9 @@ func TestPolicyLimitsItsNamespace(t *testing.T) {
 	w.ok(put("two", inNamespace("a"), sized(4)))
 	refused(t, w.do(put("three", inNamespace("a"), sized(0))), NotAllowed, "max_workloads", "2 used, 1 more asked for, limit 2")
 	w.ok(put("one", inNamespace("a"), sized(1), content("c1:less")))
-	is(t, "bytes", w.s.UseOf("a").Bytes, 5)
+	is(t, `Bytes used by namespace "a"`, w.s.UseOf("a").Bytes, 5)
 	w.ok(remove("two", true))
-	is(t, "bytes", w.s.UseOf("a").Bytes, 1)
+	is(t, `Bytes used by namespace "a"`, w.s.UseOf("a").Bytes, 1)
 	w.ok(put("three", inNamespace("a"), sized(9)))
 }
 
@@ -330,13 +330,13 @@ func TestPoliciesAreRestored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	is(t, "bound to a", s.PolicyIn("a").Name, "both")
-	is(t, "the present policy is kept", s.PolicyIn("a").Privileged, true)
-	is(t, "namespace b has no policy, because the backup's policy has another content now", s.PolicyIn("b") == nil, true)
+	is(t, `policy that is bound to namespace "a"`, s.PolicyIn("a").Name, "both")
+	is(t, `the policy "both" of namespace "a" is that of the present state`, s.PolicyIn("a").Privileged, true)
+	is(t, `namespace "b" has no policy, because policy "both" differs between the backup and the present state`, s.PolicyIn("b") == nil, true)
 	_, there := s.Policy("old")
-	is(t, "the policy old of the backup is restored", there, true)
+	is(t, `policy "old" of the backup exists in the restored state`, there, true)
 	p, _ := s.Policy("restricted")
-	is(t, "nodes", len(p.Nodes), 1)
+	is(t, `number of node labels to which policy "restricted" is bound`, len(p.Nodes), 1)
 }
 
 // TestAdminsOnly: agents give a workload the rights of admins' workloads only if no user whose rights are limited to

@@ -25,14 +25,14 @@ func TestNodePools(t *testing.T) {
 		carries []string
 		refused string // words of the refusal; "" if the assignment is accepted
 	}{
-		{"a namespace without labels", nil, nil, ""},
-		{"the node carries the label", []string{"pool=shop"}, []string{"pool=shop", "zone=a"}, ""},
-		{"the node does not have the label", []string{"pool=shop"}, []string{"zone=a"}, "pool=shop"},
-		{"the node has another value", []string{"pool=shop"}, []string{"pool=bank"}, "pool=shop"},
-		{"the node carries one of two labels", []string{"zone=a", "pool=shop"}, []string{"pool=shop"}, "zone=a"},
-		{"the node carries both labels", []string{"zone=a", "pool=shop"}, []string{"zone=a", "pool=shop"}, ""},
-		{"the id of the node is a label", []string{"node.id=n"}, nil, ""},
-		{"the id of another node", []string{"node.id=m"}, nil, "node.id=m"},
+		{"a namespace without labels may use every node", nil, nil, ""},
+		{"a node that carries the label is used", []string{"pool=shop"}, []string{"pool=shop", "zone=a"}, ""},
+		{"a node without the label is not used", []string{"pool=shop"}, []string{"zone=a"}, "pool=shop"},
+		{"a node with another value of the label is not used", []string{"pool=shop"}, []string{"pool=bank"}, "pool=shop"},
+		{"a node that carries only one of two labels is not used", []string{"zone=a", "pool=shop"}, []string{"pool=shop"}, "zone=a"},
+		{"a node that carries both labels is used", []string{"zone=a", "pool=shop"}, []string{"zone=a", "pool=shop"}, ""},
+		{"node.id with the id of the node is a label of the node", []string{"node.id=n"}, nil, ""},
+		{"node.id with the id of another node is no label of the node", []string{"node.id=m"}, nil, "node.id=m"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := formed(t)
@@ -48,11 +48,11 @@ func TestNodePools(t *testing.T) {
 			w.ok(put("other"))
 			res := w.do(w.assign("mine", "n"))
 			if c.refused == "" {
-				is(t, "node", w.workload("mine").Node, "n")
+				is(t, `node of workload "mine"`, w.workload("mine").Node, "n")
 			} else if res.Skipped != 1 || !strings.Contains(res.Reason, c.refused) || !strings.Contains(res.Reason, `namespace "a"`) {
-				t.Errorf("the assignment was skipped %d times with reason %q, want once, naming the namespace and %s", res.Skipped, res.Reason, c.refused)
+				t.Errorf("%d items of the assignment were skipped with reason %q, want 1 item, and a reason with namespace \"a\" and label %q", res.Skipped, res.Reason, c.refused)
 			}
-			is(t, "a workload of another namespace is skipped", w.do(w.assign("other", "n")).Skipped, 0)
+			is(t, "number of skipped items for a workload of another namespace", w.do(w.assign("other", "n")).Skipped, 0)
 		})
 	}
 }
@@ -66,8 +66,8 @@ func TestAdoptionInANodePool(t *testing.T) {
 		set     func(w *world)
 		refused bool
 	}{
-		{"the node is outside of the pool of the namespace", func(w *world) { w.ok(putNamespace("shop", nodeLabels("pool=shop"))) }, true},
-		{"the node is outside of the pool of the default namespace only", func(w *world) {
+		{"a node outside of the pool of the namespace does not adopt", func(w *world) { w.ok(putNamespace("shop", nodeLabels("pool=shop"))) }, true},
+		{"a node in the pool of the namespace adopts, even if it is outside of the pool of the default namespace", func(w *world) {
 			w.ok(putNamespace("shop"))
 			w.ok(putNamespace(DefaultNamespace, nodeLabels("pool=other")))
 		}, false},
@@ -82,8 +82,8 @@ func TestAdoptionInANodePool(t *testing.T) {
 				refused(t, res, NoCapacity, "pool=shop", `namespace "shop"`)
 				return
 			}
-			is(t, "result", res.Kind, OK)
-			is(t, "node", w.workload("ghost").Node, "b")
+			is(t, "verdict on the command", res.Kind, OK)
+			is(t, `node of workload "ghost"`, w.workload("ghost").Node, "b")
 		})
 	}
 }
@@ -112,10 +112,10 @@ func TestNodePoolOfANamespaceIsChecked(t *testing.T) {
 	refused(t, w.do(putNamespace("a", nodeLabels("pool="+strings.Repeat("x", 256)))), Invalid, "node_labels.value", "256")
 	refused(t, w.do(putNamespace("a", nodeLabels(many...))), Invalid, "node_labels: 17", "at most 16")
 	w.ok(putNamespace("a", nodeLabels("zone=a", "pool=shop")))
-	is(t, "node labels in the event", detail(w.eventOf(EventNamespaceCreated), "node_labels"), "pool=shop,zone=a")
-	is(t, "the same labels in another order", w.do(putNamespace("a", nodeLabels("pool=shop", "zone=a"))).Kind, AlreadyDone)
+	is(t, "node labels in the event NamespaceCreated", detail(w.eventOf(EventNamespaceCreated), "node_labels"), "pool=shop,zone=a")
+	is(t, "verdict on a put of the same labels in another order", w.do(putNamespace("a", nodeLabels("pool=shop", "zone=a"))).Kind, AlreadyDone)
 	w.ok(putNamespace("a", nodeLabels("pool=shop")))
 	w.ok(putNamespace("a"))
 	n, _ := w.s.Namespace("a")
-	is(t, "labels of a namespace that was put without labels", len(n.NodeLabels), 0)
+	is(t, "number of node labels after a put without labels", len(n.NodeLabels), 0)
 }

@@ -77,7 +77,7 @@ func TestPublishedStatesNeverChange(t *testing.T) {
 	}
 	close(published)
 	readers.Wait()
-	is(t, "first", sum(first.s), first.sum)
+	is(t, "hash of the first published state", sum(first.s), first.sum)
 }
 
 // TestTransactionsOfOneStateAreIndependent: two transactions that begin from one state do not affect each other.
@@ -87,7 +87,7 @@ func TestTransactionsOfOneStateAreIndependent(t *testing.T) {
 	one, _, _ := base.Apply(Meta{9, 1}, put("one"))
 	two, _, _ := base.Apply(Meta{9, 1}, put("two"))
 	one, _, _ = one.Apply(Meta{10, 1}, put("three"))
-	is(t, "base", sum(base), before)
+	is(t, "hash of the state from which both transactions began", sum(base), before)
 	for _, c := range []struct {
 		s    State
 		id   string
@@ -96,8 +96,8 @@ func TestTransactionsOfOneStateAreIndependent(t *testing.T) {
 		_, ok := c.s.Workload(c.id)
 		is(t, c.id, ok, c.want)
 	}
-	is(t, "check", one.Check(), nil)
-	is(t, "check", two.Check(), nil)
+	is(t, "violations that Check finds", one.Check(), nil)
+	is(t, "violations that Check finds", two.Check(), nil)
 }
 
 // TestPackageIsPure: package fsm uses no clock, randomness, goroutine, I/O, map or mutable variable.

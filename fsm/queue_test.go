@@ -14,7 +14,7 @@ func queueHolds(t interface{ Fatalf(string, ...any) }, q *queue[int], want []int
 		got[i] = *q.At(i)
 	}
 	if !slices.Equal(got, want) {
-		t.Fatalf("the queue holds %v\nwant %v", got, want)
+		t.Fatalf("the queue has the records %v\nwant %v", got, want)
 	}
 }
 
@@ -72,7 +72,7 @@ func TestReadersOfCopiesSeeNoWrites(t *testing.T) {
 			published := q
 			wg.Go(func() {
 				if n := published.Len(); *published.At(n - 1) != i {
-					t.Errorf("the newest of %d records is %d, want %d", n, *published.At(n - 1), i)
+					t.Errorf("the newest of %d records in the copy of the queue is %d, want %d", n, *published.At(n - 1), i)
 				}
 			})
 			other := q.Clone()

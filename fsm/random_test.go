@@ -48,7 +48,7 @@ func (g *stream) node() string { return g.pick("node", "a", "b", "c") }
 // a random one, or none.
 func (g *stream) generation(s State, id string) *commandv1.Generation {
 	w, ok := s.Workload(id)
-	if tombstone, dead := s.Tombstone(id); dead && g.bool("of the dead") {
+	if tombstone, dead := s.Tombstone(id); dead && g.bool("generation of the tombstone") {
 		return GenerationPB(tombstone.Generation)
 	}
 	switch k := g.n("generation", 0, 9); {
@@ -185,7 +185,7 @@ func (g *stream) report(s State) *commandv1.WorkloadReport {
 		r.Exit = &commandv1.Exit{Code: int32(g.n("exit", 0, 2)), EndedAt: g.now, Output: g.pick("output", "", "done")}
 	}
 	if r.Gone {
-		if res, ok := s.Residual(node, id); ok && g.bool("of the residual") {
+		if res, ok := s.Residual(node, id); ok && g.bool("generation of the residual") {
 			r.Generation = GenerationPB(res.Generation)
 		}
 	}
@@ -587,7 +587,7 @@ func checkNamespaces(rt *rapid.T, before, after State, c Command) {
 	after.Namespaces(func(n *Namespace) bool {
 		was, now := before.UseOf(n.Name).Amounts, after.UseOf(n.Name).Amounts
 		if grown := now.Minus(was); quota.Excess(was, grown, n.Quota) != "" {
-			rt.Fatalf("command %v took namespace %s over its quota, which must be impossible: %s", c, n.Name, quota.Excess(was, grown, n.Quota))
+			rt.Fatalf("command %v must not make the use of namespace %s grow beyond its quota, but did: %s", c, n.Name, quota.Excess(was, grown, n.Quota))
 		}
 		return true
 	})
@@ -618,7 +618,7 @@ func checkPolicies(rt *rapid.T, before, after State, c Command) {
 		}
 		by, under := PolicyFor(before, w.In(), true)
 		if bad := policy.Judge(by, w.Demand.Judged()); len(bad) > 0 || w.Policy != under {
-			rt.Fatalf("command %v stored workload %s under policy %q, want %q, and no violation of it: %s", c, w.ID, w.Policy, under, policy.Text(bad))
+			rt.Fatalf("command %v stored workload %s with policy %q in its record, want %q and a specification that this policy allows; violations: %s", c, w.ID, w.Policy, under, policy.Text(bad))
 		}
 		return true
 	})

@@ -52,20 +52,20 @@ func TestMoveWorkloads(t *testing.T) {
 	before := w.workload("web")
 	res := w.ok(moves(w.move("web", "a", "b")))
 	x := w.workload("web")
-	is(t, "items", len(res.Items), 1)
-	is(t, "verdict", res.Items[0].Kind, OK)
-	is(t, "node", x.Node, "")
-	is(t, "former node", x.PreviousNode, "a")
-	is(t, "a newer generation", before.Generation.Less(x.Generation), true)
-	is(t, "reason", x.Reason.Code, CodeRebalanced)
-	is(t, "message", x.Reason.Message, "moves to node b to even out the load: load 50.0 % here, 0.0 % there")
-	is(t, "the move", *x.Moved, Moved{At: w.now, From: "a", To: "b", Gain: 123_456})
-	is(t, "events", strings.Join(w.events(), " "), EventWorkloadEvicted)
+	is(t, "number of items in the result", len(res.Items), 1)
+	is(t, "verdict in item 0 of the result", res.Items[0].Kind, OK)
+	is(t, `node of workload "web"`, x.Node, "")
+	is(t, "former node in the record of the workload", x.PreviousNode, "a")
+	is(t, "the move gives the workload a newer generation", before.Generation.Less(x.Generation), true)
+	is(t, `reason code of workload "web"`, x.Reason.Code, CodeRebalanced)
+	is(t, `message of the reason of workload "web"`, x.Reason.Message, "moves to node b to even out the load: load 50.0 % here, 0.0 % there")
+	is(t, "recorded move of the workload", *x.Moved, Moved{At: w.now, From: "a", To: "b", Gain: 123_456})
+	is(t, "events of the last command", strings.Join(w.events(), " "), EventWorkloadEvicted)
 	e := w.eventOf(EventWorkloadEvicted)
 	is(t, "node of the event", e.Node, "a")
 	is(t, "reason of the event", e.Reason, CodeRebalanced)
-	is(t, "target in the event", detail(e, "to"), "b")
-	is(t, "gain in the event", detail(e, "gain_percent"), "12.3")
+	is(t, `detail "to" of the event`, detail(e, "to"), "b")
+	is(t, `detail "gain_percent" of the event`, detail(e, "gain_percent"), "12.3")
 	_, left := w.s.Residual("a", "web")
 	is(t, "node a has a residual of the workload", left, true)
 	w.ok(gone("web", "a", nil))
@@ -155,14 +155,14 @@ func TestMovesAreJudgedAgain(t *testing.T) {
 			before, _ := w.s.Workload("web")
 			res := w.do(moves(m))
 			after, _ := w.s.Workload("web")
-			is(t, "kind of the command", res.Kind, OK)
-			is(t, "skipped", res.Skipped, 1)
-			is(t, "kind of the item", res.Items[0].Kind, Conflict)
-			is(t, "id of the item", res.Items[0].ID, "web")
+			is(t, "verdict on the command", res.Kind, OK)
+			is(t, "number of skipped items of the command", res.Skipped, 1)
+			is(t, "verdict on the move", res.Items[0].Kind, Conflict)
+			is(t, "workload of the move", res.Items[0].ID, "web")
 			if !strings.Contains(res.Items[0].Reason, tt.why) {
-				t.Errorf("the move is dropped because %q, want %q", res.Items[0].Reason, tt.why)
+				t.Errorf("the move was skipped with reason %q, want %q", res.Items[0].Reason, tt.why)
 			}
-			is(t, "the record did not change", after, before)
+			is(t, "record of the workload after the dropped move", after, before)
 		})
 	}
 }
@@ -177,7 +177,7 @@ func TestAMoveIsQuietForAnHour(t *testing.T) {
 	w.bind("web", "b")
 	w.run("web")
 	w.now = w.workload("web").Moved.At + BalanceQuiet - 2*second
-	is(t, "just before", w.do(moves(w.move("web", "b", "a"))).Skipped, 1)
+	is(t, "number of skipped moves just before an hour has passed", w.do(moves(w.move("web", "b", "a"))).Skipped, 1)
 	w.ok(moves(w.move("web", "b", "a")))
 }
 
@@ -186,14 +186,14 @@ func TestAMoveIsQuietForAnHour(t *testing.T) {
 func TestMovesOfOneCommandSeeEachOther(t *testing.T) {
 	tests := []struct {
 		name   string
-		of, to []func(*commandv1.WorkloadPut) // of the two workloads
+		of, to []func(*commandv1.WorkloadPut) // options of the two workloads that move
 		why    string
 	}{
 		{"both fit", nil, nil, ""},
-		{"no CPU is left", []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.CpuMillicores = 2100 })},
+		{"a move is dropped if the first move leaves too little CPU", []func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.CpuMillicores = 2100 })},
 			[]func(*commandv1.WorkloadPut){demand(func(d *commandv1.Demand) { d.CpuMillicores = 1900 })}, `earlier moves to node "b" leave too few free resources for workload "two"`},
-		{"the host port is taken", []func(*commandv1.WorkloadPut){portOf2("127.0.0.1")}, []func(*commandv1.WorkloadPut){portOf2("")}, "takes a host port"},
-		{"members of one group", []func(*commandv1.WorkloadPut){inGroup("g")}, []func(*commandv1.WorkloadPut){inGroup("g")}, "another member of the workload's group is not available"},
+		{"a move is dropped if the first move takes its host port", []func(*commandv1.WorkloadPut){portOf2("127.0.0.1")}, []func(*commandv1.WorkloadPut){portOf2("")}, "takes a host port"},
+		{"a move is dropped if the first move moves a member of the same group", []func(*commandv1.WorkloadPut){inGroup("g")}, []func(*commandv1.WorkloadPut){inGroup("g")}, "another member of the workload's group is not available"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -204,9 +204,9 @@ func TestMovesOfOneCommandSeeEachOther(t *testing.T) {
 				w.running("small", "b", demand(func(d *commandv1.Demand) { d.CpuMillicores = 100 }))
 			}
 			res := w.do(moves(w.move("one", "a", "b"), w.move("two", "c", "b")))
-			is(t, "the first", res.Items[0].Kind, OK)
+			is(t, "verdict in item 0 of the result", res.Items[0].Kind, OK)
 			if got := res.Items[1].Reason; got != tt.why && (tt.why == "" || !strings.Contains(got, tt.why)) {
-				t.Errorf("the second move is dropped because %q, want %q", got, tt.why)
+				t.Errorf("the second move was skipped with reason %q, want %q", got, tt.why)
 			}
 		})
 	}
@@ -218,7 +218,7 @@ func portOf2(address string) func(*commandv1.WorkloadPut) { return portOf(80, ad
 func TestInvalidMoves(t *testing.T) {
 	w := formed(t, "a", "b")
 	w.running("web", "a")
-	is(t, "without moves", w.do(moves()).Kind, AlreadyDone)
+	is(t, "verdict on a command without moves", w.do(moves()).Kind, AlreadyDone)
 	many := make([]*commandv1.WorkloadMove, MaxBalanceMoves+1)
 	for i := range many {
 		many[i] = w.move("web", "a", "b")
@@ -242,29 +242,29 @@ func setBalance(perHour, atOnce, minGain uint32) Command {
 // backup, and its ranges are checked.
 func TestRebalancePolicy(t *testing.T) {
 	w := formed(t, "a")
-	is(t, "policy", w.s.Info().Rebalance, RebalancePolicy{})
-	is(t, "off already", w.do(setBalance(0, 0, 0)).Kind, AlreadyDone)
+	is(t, "Rebalance in the state", w.s.Info().Rebalance, RebalancePolicy{})
+	is(t, "verdict on a policy without moves, which is the default", w.do(setBalance(0, 0, 0)).Kind, AlreadyDone)
 	w.ok(setBalance(20, 2, 15))
 	want := RebalancePolicy{PerHour: 20, AtOnce: 2, MinGainPercent: 15}
-	is(t, "policy", w.s.Info().Rebalance, want)
-	is(t, "event", w.eventOf(EventRebalancePolicy).Message, "the leader may move 20 workloads an hour by itself, 2 at once, for a gain of at least 15 % of a node")
-	is(t, "again", w.do(setBalance(20, 2, 15)).Kind, AlreadyDone)
+	is(t, "Rebalance in the state", w.s.Info().Rebalance, want)
+	is(t, "message of the event RebalancePolicy", w.eventOf(EventRebalancePolicy).Message, "the leader may move 20 workloads an hour by itself, 2 at once, for a gain of at least 15 % of a node")
+	is(t, "verdict on the repeated command", w.do(setBalance(20, 2, 15)).Kind, AlreadyDone)
 	refused(t, w.do(setBalance(10_001, 2, 15)), Invalid, "per_hour: 10001 is not in 0..10000")
 	refused(t, w.do(setBalance(20, 0, 15)), Invalid, "at_once: 0 is not in 1..250")
 	refused(t, w.do(setBalance(20, 251, 15)), Invalid, "at_once: 251 is not in 1..250")
 	refused(t, w.do(setBalance(20, 2, 101)), Invalid, "min_gain_percent: 101 is not in 1..100")
 	refused(t, w.do(setBalance(0, 2, 0)), Invalid, "per_hour: must not be 0")
-	is(t, "policy", w.s.Info().Rebalance, want)
+	is(t, "Rebalance in the state", w.s.Info().Rebalance, want)
 	again, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	is(t, "after a snapshot", again.Info().Rebalance, want)
+	is(t, "policy of moves after a snapshot", again.Info().Rebalance, want)
 	w.ok(setMode("degraded", "because"))
 	refused(t, w.do(setBalance(0, 0, 0)), Frozen, "degraded")
 	w.ok(setMode("normal", ""))
 	w.ok(setBalance(0, 0, 0))
-	is(t, "policy", w.s.Info().Rebalance, RebalancePolicy{})
+	is(t, "Rebalance in the state", w.s.Info().Rebalance, RebalancePolicy{})
 }
 
 func rebalancePolicyScenario(w *world) {
@@ -296,9 +296,9 @@ func rebalanceScenario(w *world) {
 	w.do(moves())
 }
 
-// TestAMoveAfterADroppedOne: after a dropped move, later moves from or to the same nodes are
-// dropped too, because their gains were computed for the case that the dropped move is carried out. Moves between
-// other nodes are carried out.
+// TestAMoveAfterADroppedOne: after a dropped move, later moves from or to the same nodes are dropped too,
+// because their gains were computed as if the dropped move had been carried out. Moves between other nodes
+// are carried out.
 func TestAMoveAfterADroppedOne(t *testing.T) {
 	w := formed(t, "a", "b", "c", "d")
 	for _, p := range [][2]string{{"one", "a"}, {"two", "a"}, {"three", "c"}} {
@@ -306,8 +306,8 @@ func TestAMoveAfterADroppedOne(t *testing.T) {
 	}
 	first := w.move("one", "a", "b", func(m *commandv1.WorkloadMove) { m.IfGeneration.Sequence++ })
 	res := w.do(moves(first, w.move("two", "a", "d"), w.move("three", "c", "b")))
-	is(t, "skipped", res.Skipped, 3)
-	is(t, "why", strings.Contains(res.Items[1].Reason, `an earlier move from or to node "a" was dropped`), true)
+	is(t, "number of skipped items of the command", res.Skipped, 3)
+	is(t, `the reason of item 1 says that an earlier move from or to node "a" was dropped`, strings.Contains(res.Items[1].Reason, `an earlier move from or to node "a" was dropped`), true)
 	res = w.do(moves(first, w.move("three", "c", "d")))
-	is(t, "kind of a move between other nodes", res.Items[1].Kind, OK)
+	is(t, "verdict on a move between other nodes", res.Items[1].Kind, OK)
 }

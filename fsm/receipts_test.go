@@ -17,9 +17,9 @@ func TestRepeatedRequestsGetTheFirstAnswer(t *testing.T) {
 			w.ok(put("web", content("c1:ffff")))
 			g := w.workload("web").Generation
 			again := w.as(id, put("web"))
-			is(t, "duplicate", again.Duplicate, true)
-			is(t, "changes", len(w.last), 0)
-			is(t, "generation", w.workload("web").Generation, g)
+			is(t, "the answer comes from a receipt", again.Duplicate, true)
+			is(t, "number of records that the last command changed", len(w.last), 0)
+			is(t, `generation of workload "web"`, w.workload("web").Generation, g)
 			again.Duplicate = false
 			if !reflect.DeepEqual(first, again) {
 				t.Errorf("the first answer is %+v, but the repeated request got %+v; want equal answers", first, again)
@@ -30,36 +30,36 @@ func TestRepeatedRequestsGetTheFirstAnswer(t *testing.T) {
 			refused(t, w.as(id, setDesired("web", "Stopped")), NotFound, "web")
 			w.ok(put("web"))
 			res := w.as(id, setDesired("web", "Stopped"))
-			is(t, "kind", res.Kind, NotFound)
-			is(t, "duplicate", res.Duplicate, true)
+			is(t, "verdict on the command", res.Kind, NotFound)
+			is(t, "the answer comes from a receipt", res.Duplicate, true)
 		}},
 		{"a request that was refused in a frozen mode may be repeated with the same id", func(t *testing.T, w *world) {
 			id := requestAt(w.now, 1)
 			w.ok(setMode("degraded", "etcd is away"))
 			refused(t, w.as(id, put("web")), Frozen, "degraded", "etcd is away")
-			is(t, "receipts", w.s.ReceiptCount(), 0)
+			is(t, "number of receipts in the state", w.s.ReceiptCount(), 0)
 			w.ok(setMode("normal", ""))
-			is(t, "kind", w.as(id, put("web")).Kind, OK)
+			is(t, "verdict on the repeated request after the frozen mode", w.as(id, put("web")).Kind, OK)
 		}},
 		{"a repeated request is answered in a frozen mode", func(t *testing.T, w *world) {
 			id := requestAt(w.now, 1)
 			w.as(id, put("web"))
 			w.ok(setMode("degraded", "etcd is away"))
-			is(t, "kind", w.as(id, put("web")).Kind, OK)
+			is(t, "verdict on the repeated request in a frozen mode", w.as(id, put("web")).Kind, OK)
 		}},
 		{"commands without a request keep no receipt", func(t *testing.T, w *world) {
 			w.ok(put("web"))
-			is(t, "receipts", w.s.ReceiptCount(), 0)
+			is(t, "number of receipts in the state", w.s.ReceiptCount(), 0)
 		}},
 		{"View.Receipt returns the answer", func(t *testing.T, w *world) {
 			id := requestAt(w.now, 1)
 			w.as(id, put("web"))
 			res, ok := w.s.Receipt([16]byte(id), 0)
-			is(t, "there", ok, true)
-			is(t, "duplicate", res.Duplicate, true)
-			is(t, "index", res.Index, w.index)
+			is(t, "the state has a receipt of the request", ok, true)
+			is(t, "the answer comes from a receipt", res.Duplicate, true)
+			is(t, "log index in the answer", res.Index, w.index)
 			_, ok = w.s.Receipt([16]byte(requestAt(w.now, 2)), 0)
-			is(t, "another", ok, false)
+			is(t, "the state has a receipt of another request", ok, false)
 		}},
 		{"a request id that is not 16 bytes long is refused", func(t *testing.T, w *world) {
 			refused(t, w.as([]byte("short"), put("web")), Invalid, "request", "UUIDv7")
@@ -71,7 +71,7 @@ func TestRepeatedRequestsGetTheFirstAnswer(t *testing.T) {
 		}},
 		{"a request id from the far future is refused", func(t *testing.T, w *world) {
 			refused(t, w.as(requestAt(w.now+int64(RequestSkew)+2*second, 1), put("web")), Invalid, "request", "clock")
-			is(t, "near future", w.as(requestAt(w.now+minute, 1), put("web")).Kind, OK)
+			is(t, "verdict on a request id one minute ahead of the clock", w.as(requestAt(w.now+minute, 1), put("web")).Kind, OK)
 		}},
 	})
 }
@@ -107,19 +107,19 @@ func TestReceiptRetention(t *testing.T) {
 			for i := range c.sent {
 				now += c.gap
 				ids = append(ids, requestAt(now, uint32(i)))
-				is(t, "kind", send(ids[i]).Kind, OK)
+				is(t, "verdict on the request", send(ids[i]).Kind, OK)
 			}
 			s := tx.Commit()
-			is(t, "kept", s.ReceiptCount(), c.kept)
+			is(t, "number of kept receipts", s.ReceiptCount(), c.kept)
 			if err := s.Check(); err != nil {
 				t.Error(err)
 			}
 			for i, id := range ids {
 				res := send(id)
 				if i < c.sent-c.kept {
-					is(t, "dropped", res.Kind, TooOld)
+					is(t, "verdict on a repeat whose receipt was dropped", res.Kind, TooOld)
 				} else {
-					is(t, "duplicate", res.Duplicate, true)
+					is(t, "the answer comes from a receipt", res.Duplicate, true)
 				}
 			}
 			is(t, "number of receipts after refusals as too old", tx.Commit().ReceiptCount(), c.kept)
@@ -135,7 +135,7 @@ func TestReceiptRetention(t *testing.T) {
 			cmd.Head = &commandv1.Head{Request: requestAt(w.now, uint32(i)), At: w.now}
 			tx.Apply(Meta{9, 1}, cmd)
 		}
-		is(t, "kept", tx.Commit().ReceiptCount(), 3)
+		is(t, "number of kept receipts", tx.Commit().ReceiptCount(), 3)
 	})
 	t.Run("an id from a clock that is ahead does not make present ids too old", func(t *testing.T) {
 		tx := formed(t).s.Begin()
@@ -150,7 +150,7 @@ func TestReceiptRetention(t *testing.T) {
 		send(requestAt(now+int64(RequestSkew), 0))
 		for i := range 7 {
 			now += 40 * second
-			is(t, "kind", send(requestAt(now, uint32(i+1))).Kind, OK)
+			is(t, "verdict on a request of a client with the right clock", send(requestAt(now, uint32(i+1))).Kind, OK)
 		}
 	})
 	t.Run("the refusal of an id from a clock that is behind names the clock", func(t *testing.T) {
@@ -162,7 +162,7 @@ func TestReceiptRetention(t *testing.T) {
 		refused(t, w.as(requestAt(w.now-3*60*minute, 9), barrier()), TooOld, "or set the client's clock")
 	})
 	t.Run("the default retention bounds age, number and bytes", func(t *testing.T) {
-		is(t, "retention", formed(t).s.Begin().retention, receipts.Retention{MinAge: 2 * time.Minute, MaxAge: 60 * time.Minute, Min: 200_000, Max: 1_000_000, MaxBytes: 128 << 20})
+		is(t, "default retention of receipts", formed(t).s.Begin().retention, receipts.Retention{MinAge: 2 * time.Minute, MaxAge: 60 * time.Minute, Min: 200_000, Max: 1_000_000, MaxBytes: 128 << 20})
 	})
 }
 
@@ -182,9 +182,9 @@ func TestReceiptsFromAClockAhead(t *testing.T) {
 	for i := range 40 {
 		now += second / 10
 		id := requestAt(now+4*minute, uint32(i))
-		is(t, "a request from a clock ahead", send(id).Kind, OK)
+		is(t, "verdict on a request of the client whose clock is ahead", send(id).Kind, OK)
 		ahead = append(ahead, id)
-		is(t, "a request of the present", send(requestAt(now, uint32(1000+i))).Kind, OK)
+		is(t, "verdict on a request of a client with the right clock", send(requestAt(now, uint32(1000+i))).Kind, OK)
 	}
 	s := tx.Commit()
 	if err := s.Check(); err != nil {
@@ -204,5 +204,5 @@ func TestReceiptsFromAClockAhead(t *testing.T) {
 	for i := range 20 {
 		send(requestAt(now, uint32(2000+i)))
 	}
-	is(t, "kept", tx.Commit().ReceiptCount(), 8)
+	is(t, "number of kept receipts after the clock has passed", tx.Commit().ReceiptCount(), 8)
 }

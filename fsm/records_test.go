@@ -163,7 +163,7 @@ func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 				rt.Fatal(out.err, ref.err)
 			}
 			if !bytes.Equal(fast.Bytes(), slow.Bytes()) || out.sum.Sum64() != ref.sum.Sum64() || out.records != 1 {
-				rt.Fatalf("a receipt is written as\n%x\nwant\n%x", fast.Bytes(), slow.Bytes())
+				rt.Fatalf("the fast writer of receipts wrote\n%x\nwant the same bytes as the general writer:\n%x", fast.Bytes(), slow.Bytes())
 			}
 		}
 	})
@@ -224,11 +224,11 @@ func TestDigestCoversEveryField(t *testing.T) {
 			c.encode(&after)
 			undo()
 			if bytes.Equal(before, after) != (path == c.except) {
-				t.Errorf("whether a change of field %s changes the digest is %v, want the opposite", path, !bytes.Equal(before, after))
+				t.Errorf("a change of field %s changes the encoding for the digest: %v, want the opposite", path, !bytes.Equal(before, after))
 			}
 		})
 		if fields < reflect.TypeOf(c.record).Elem().NumField() {
-			t.Errorf("record %s: only %d fields were tested, want all", name, fields)
+			t.Errorf("only %[2]d fields of record %[1]s were tested, want all fields", name, fields)
 		}
 	}
 }
@@ -351,7 +351,7 @@ func TestDigestDiffersBetweenHistories(t *testing.T) {
 		{"a command that is refused for another reason", after(here, setDesired("web", "Odd"))},
 	} {
 		if c.got == same {
-			t.Errorf("a log with %s must have another digest, but has the same", c.name)
+			t.Errorf("a log that differs by %s must have another digest, but has the same", c.name)
 		}
 	}
 }
@@ -372,13 +372,13 @@ func TestSnapshotRefusals(t *testing.T) {
 		want string
 	}{
 		{"nothing", nil, "header"},
-		{"a file that is no snapshot", []byte("\x05hello world"), "header"},
-		{"another magic number in the header", edit(func(b []byte) []byte { b[3] = 'q'; return b }), "magic"},
-		{"a snapshot that is cut in the middle", good[:len(good)/2], "ends within or before"},
-		{"a snapshot without its last byte", good[:len(good)-1], "ends within or before the record"},
-		{"a byte after the trailer", append(bytes.Clone(good), 0), "bytes follow the trailer"},
-		{"a flipped bit of a spec", edit(func(b []byte) []byte { b[bytes.Index(b, []byte("spec of web"))] ^= 1; return b }), "checksum"},
-		{"a length over the limit", append(bytes.Clone(good[:1+int(good[0])]), 0xff, 0xff, 0xff, 0xff, 0x0f), "bytes, at most"},
+		{"a file that is no snapshot is refused", []byte("\x05hello world"), "header"},
+		{"another magic number in the header is refused", edit(func(b []byte) []byte { b[3] = 'q'; return b }), "magic"},
+		{"a snapshot that is cut in the middle is refused", good[:len(good)/2], "ends within or before"},
+		{"a snapshot without its last byte is refused", good[:len(good)-1], "ends within or before the record"},
+		{"a byte after the trailer is refused", append(bytes.Clone(good), 0), "bytes follow the trailer"},
+		{"a flipped bit of a spec is refused", edit(func(b []byte) []byte { b[bytes.Index(b, []byte("spec of web"))] ^= 1; return b }), "checksum"},
+		{"a length over the limit is refused", append(bytes.Clone(good[:1+int(good[0])]), 0xff, 0xff, 0xff, 0xff, 0x0f), "bytes, at most"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := ReadSnapshot(bytes.NewReader(c.data))
@@ -431,19 +431,19 @@ func TestSnapshotInvariants(t *testing.T) {
 		spoil func(w *world)
 		want  string
 	}{
-		{"a workload on an unknown node", func(w *world) { w.workload("web").Node = "z" }, `node "z"`},
-		{"a status that does not match the record", func(w *world) { w.workload("web").Status = StatusFailed }, "status Failed"},
-		{"a generation that was never issued", func(w *world) { w.workload("web").Generation.Sequence = 999 }, "generation"},
-		{"an unknown desired state", func(w *world) { w.workload("web").Desired = "Odd" }, "Odd"},
-		{"a fenced node that is up", func(w *world) { w.node("a").Fenced = true }, "fenced and up"},
-		{"a newer feature level", func(w *world) { w.s.r.info.FeatureLevel = FeatureLevel + 1 }, "feature level"},
-		{"a tombstone of a workload that exists", func(w *world) {
+		{"a workload on an unknown node is refused", func(w *world) { w.workload("web").Node = "z" }, `node "z"`},
+		{"a status that does not match the record is refused", func(w *world) { w.workload("web").Status = StatusFailed }, "status Failed"},
+		{"a generation that was never issued is refused", func(w *world) { w.workload("web").Generation.Sequence = 999 }, "generation"},
+		{"an unknown desired state is refused", func(w *world) { w.workload("web").Desired = "Odd" }, "Odd"},
+		{"a fenced node that is up is refused", func(w *world) { w.node("a").Fenced = true }, "fenced and up"},
+		{"a newer feature level is refused", func(w *world) { w.s.r.info.FeatureLevel = FeatureLevel + 1 }, "feature level"},
+		{"a tombstone of a workload that exists is refused", func(w *world) {
 			w.s.r.tombstones.Set("web", &Tombstone{Workload: "web", Generation: w.workload("web").Generation})
 		}, "a record and a tombstone"},
-		{"a tombstone with a generation that was never issued", func(w *world) {
+		{"a tombstone with a generation that was never issued is refused", func(w *world) {
 			w.s.r.tombstones.Set("dead", &Tombstone{Workload: "dead", Generation: Generation{Incarnation: 1 << 60, Sequence: 1}})
 		}, "tombstone of dead has generation"},
-		{"an unknown mode", func(w *world) { w.s.r.info.Mode = "odd" }, "mode"},
+		{"an unknown mode is refused", func(w *world) { w.s.r.info.Mode = "odd" }, "mode"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := formed(t, "a")

@@ -55,13 +55,13 @@ func TestRestoredMergesBackupAndPresentState(t *testing.T) {
 			fresh := formedAgain(w)
 			s := restored(t, w.s, fresh.s)
 			x, _ := s.Workload("web")
-			is(t, "node", x.Node, "a")
-			is(t, "status", x.Status, StatusRunning)
-			is(t, "generation", x.Generation, w.workload("web").Generation)
-			is(t, "nodes", s.NodeCount(), 2)
-			is(t, "incarnation", s.Info().Incarnation, uint64(4_000_000_000_000))
-			is(t, "event", lastEvent(s).Type, EventClusterRestored)
-			is(t, "by", lastEvent(s).By, "admin")
+			is(t, `node of workload "web"`, x.Node, "a")
+			is(t, `status of workload "web"`, x.Status, StatusRunning)
+			is(t, `generation of workload "web"`, x.Generation, w.workload("web").Generation)
+			is(t, "number of nodes in the restored state", s.NodeCount(), 2)
+			is(t, "Incarnation in the state", s.Info().Incarnation, uint64(4_000_000_000_000))
+			is(t, "type of the last event", lastEvent(s).Type, EventClusterRestored)
+			is(t, "caller in the event", lastEvent(s).By, "admin")
 		}},
 		{"a new cluster keeps the nodes that have registered and takes placements from the backup", func(t *testing.T, w *world) {
 			w.place("web", "a")
@@ -71,11 +71,11 @@ func TestRestoredMergesBackupAndPresentState(t *testing.T) {
 			fresh.ok(register("a", engine("another")))
 			s := restored(t, w.s, fresh.s)
 			x, _ := s.Workload("web")
-			is(t, "node", x.Node, "a")
-			is(t, "status", x.Status, StatusRunning)
+			is(t, `node of workload "web"`, x.Node, "a")
+			is(t, `status of workload "web"`, x.Status, StatusRunning)
 			n, _ := s.Node("a")
-			is(t, "a's engine", n.Engine(), "another")
-			is(t, "nodes", s.NodeCount(), 2)
+			is(t, `engine of node "a", as it registered with the new cluster`, n.Engine(), "another")
+			is(t, "number of nodes in the restored state", s.NodeCount(), 2)
 		}},
 		{"nodes that have registered with the new cluster keep cordon and drain of the backup", func(t *testing.T, w *world) {
 			w.ok(cordon("a", true))
@@ -86,8 +86,8 @@ func TestRestoredMergesBackupAndPresentState(t *testing.T) {
 			s := restored(t, w.s, fresh.s)
 			a, _ := s.Node("a")
 			b, _ := s.Node("b")
-			is(t, "a is cordoned", a.Cordoned, true)
-			is(t, "b is draining", b.Draining, true)
+			is(t, `node "a" is cordoned`, a.Cordoned, true)
+			is(t, `node "b" is draining`, b.Draining, true)
 		}},
 		{"a node that was fenced since the backup has no residuals, and its deletions leave tombstones", func(t *testing.T, w *world) {
 			w.place("web", "a")
@@ -101,31 +101,31 @@ func TestRestoredMergesBackupAndPresentState(t *testing.T) {
 			fresh.ok(nodeState("a", false))
 			fresh.ok(fence("a"))
 			s := restored(t, w.s, fresh.s)
-			is(t, "left on a", s.Alloc("a").Residuals, 0)
+			is(t, `number of residuals on the fenced node "a"`, s.Alloc("a").Residuals, 0)
 			_, back := s.Workload("old")
-			is(t, "a workload that was being deleted is not restored", back, false)
+			is(t, "the workload that was being deleted has a record", back, false)
 			_, remembered := s.Tombstone("old")
-			is(t, "a tombstone of the deleted workload exists", remembered, true)
+			is(t, "the deleted workload has a tombstone", remembered, true)
 		}},
 		{"the new incarnation is above the incarnations of both states even if the clock is behind", func(t *testing.T, w *world) {
 			s, err := Restored(w.s, w.s, RestoreInfo{At: 0})
 			if err != nil {
 				t.Fatal(err)
 			}
-			is(t, "incarnation", s.Info().Incarnation, w.s.Info().Incarnation+1)
+			is(t, "Incarnation in the state", s.Info().Incarnation, w.s.Info().Incarnation+1)
 		}},
 		{"the index of the restored state is above the index of the present state", func(t *testing.T, w *world) {
 			old := w.s
 			w.place("web", "a")
-			is(t, "index", restored(t, old, w.s).Info().Index, w.s.Info().Index+1)
+			is(t, "log index of the restored state", restored(t, old, w.s).Info().Index, w.s.Info().Index+1)
 		}},
 		{"an unchanged workload keeps node, generation and status", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
 			s := restored(t, w.s, w.s)
 			x, _ := s.Workload("web")
-			is(t, "record", x.Node == "a" && x.Acknowledged && x.Status == StatusRunning, true)
-			is(t, "generation", x.Generation, w.workload("web").Generation)
+			is(t, `workload "web" runs on node "a" with an acknowledged order`, x.Node == "a" && x.Acknowledged && x.Status == StatusRunning, true)
+			is(t, `generation of workload "web"`, x.Generation, w.workload("web").Generation)
 		}},
 		{"a changed specification is restored on the present node", func(t *testing.T, w *world) {
 			w.place("web", "a", content("c1:old"))
@@ -137,12 +137,12 @@ func TestRestoredMergesBackupAndPresentState(t *testing.T) {
 			w.run("web")
 			s := restored(t, backup, w.s)
 			x, _ := s.Workload("web")
-			is(t, "content", x.Content, "c1:old")
-			is(t, "node", x.Node, "b")
-			is(t, "status", x.Status, StatusUpdating)
-			is(t, "incarnation of the generation of the order", x.Generation.Incarnation, s.Info().Incarnation)
+			is(t, `content of workload "web"`, x.Content, "c1:old")
+			is(t, `node of workload "web"`, x.Node, "b")
+			is(t, `status of workload "web"`, x.Status, StatusUpdating)
+			is(t, "incarnation in the generation of the new order", x.Generation.Incarnation, s.Info().Incarnation)
 			_, left := s.Residual("a", "web")
-			is(t, "the workload that node a may still run has a residual", left, true)
+			is(t, `node "a", which may still run the workload, has a residual`, left, true)
 		}},
 		{"a deleted workload is restored and placed again", func(t *testing.T, w *world) {
 			w.place("web", "a")
@@ -152,23 +152,23 @@ func TestRestoredMergesBackupAndPresentState(t *testing.T) {
 			w.ok(gone("web", "a", GenerationPB(Generation{Incarnation: g.Incarnation, Sequence: w.s.Info().Sequence})))
 			s := restored(t, backup, w.s)
 			x, _ := s.Workload("web")
-			is(t, "status", x.Status, StatusPending)
-			is(t, "node", x.Node, "")
+			is(t, `status of workload "web"`, x.Status, StatusPending)
+			is(t, `node of workload "web"`, x.Node, "")
 		}},
 		{"a workload that the backup lacks has no record", func(t *testing.T, w *world) {
 			backup := w.s
 			w.place("web", "a")
 			s := restored(t, backup, w.s)
-			is(t, "workloads", s.WorkloadCount(), 0)
-			is(t, "promised on a", s.Alloc("a").Workloads, 0)
+			is(t, "number of workloads in the restored state", s.WorkloadCount(), 0)
+			is(t, `number of workloads that reserve resources on node "a"`, s.Alloc("a").Workloads, 0)
 		}},
 		{"a delete that finished after the backup stays finished", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(remove("web", false))
 			backup := w.s
 			w.ok(gone("web", "a", GenerationPB(Generation{Incarnation: w.s.Info().Incarnation, Sequence: w.s.Info().Sequence})))
-			is(t, "gone before", w.s.WorkloadCount(), 0)
-			is(t, "gone after", restored(t, backup, w.s).WorkloadCount(), 0)
+			is(t, "number of workloads before the restore", w.s.WorkloadCount(), 0)
+			is(t, "number of workloads after the restore", restored(t, backup, w.s).WorkloadCount(), 0)
 		}},
 		{"mode, nodes and replicas are those of the present state", func(t *testing.T, w *world) {
 			w.ok(putReplica("r1", 1))
@@ -178,24 +178,24 @@ func TestRestoredMergesBackupAndPresentState(t *testing.T) {
 			w.ok(removeReplica("r1"))
 			w.ok(putReplica("r2", 1))
 			s := restored(t, backup, w.s)
-			is(t, "mode", s.Info().Mode, ModeDegraded)
-			is(t, "etcd", s.Info().MirrorEtcd, w.s.Info().MirrorEtcd)
+			is(t, "mode of the restored state", s.Info().Mode, ModeDegraded)
+			is(t, "MirrorEtcd in the state", s.Info().MirrorEtcd, w.s.Info().MirrorEtcd)
 			n, _ := s.Node("a")
-			is(t, "cordoned", n.Cordoned, true)
+			is(t, `node "a" is cordoned`, n.Cordoned, true)
 			_, r1 := s.Replica("r1")
 			_, r2 := s.Replica("r2")
-			is(t, "r1 is there", r1, false)
-			is(t, "r2 is there", r2, true)
+			is(t, "replica r1 has a record", r1, false)
+			is(t, "replica r2 has a record", r2, true)
 		}},
 		{"a backup of another cluster restores only the workloads, under the present id", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			other := uninitialised(t)
 			other.ok(initCluster("c2"))
 			s := restored(t, w.s, other.s)
-			is(t, "id", s.Info().ClusterID, "c2")
-			is(t, "nodes", s.NodeCount(), 0)
+			is(t, "ClusterID in the state", s.Info().ClusterID, "c2")
+			is(t, "number of nodes in the restored state", s.NodeCount(), 0)
 			x, _ := s.Workload("web")
-			is(t, "status", x.Status, StatusPending)
+			is(t, `status of workload "web"`, x.Status, StatusPending)
 		}},
 		{"an uninitialised state is not a backup", func(t *testing.T, w *world) {
 			_, err := Restored(New(), w.s, RestoreInfo{At: later})
@@ -216,9 +216,9 @@ func TestRestoredMergesBackupAndPresentState(t *testing.T) {
 	}
 }
 
-// cordon2 excludes a node from new placements (cordon) although the mode is frozen. A frozen mode refuses
-// the command, so cordon2 sets the mode to normal before it. It returns the command that sets the frozen
-// mode again.
+// cordon2 cordons a node (excludes it from new placements) in a frozen mode, which refuses the command
+// cordon. It sets the mode to normal, cordons the node, and returns the command that sets the frozen mode
+// again.
 func cordon2(w *world, node string) Command {
 	info := w.s.Info()
 	w.ok(setMode("normal", ""))
@@ -253,12 +253,12 @@ func TestRecoveredStateHasOneReplica(t *testing.T) {
 	}
 	_, r1 := s.Replica("r1")
 	_, r2 := s.Replica("r2")
-	is(t, "r1 is there", r1, false)
-	is(t, "r2 is there", r2, true)
-	is(t, "incarnation", s.Info().Incarnation, uint64(4_000_000_000_000))
+	is(t, "replica r1 has a record", r1, false)
+	is(t, "replica r2 has a record", r2, true)
+	is(t, "Incarnation in the state", s.Info().Incarnation, uint64(4_000_000_000_000))
 	x, _ := s.Workload("web")
-	is(t, "status", x.Status, StatusRunning)
-	is(t, "event", lastEvent(s).Type, EventClusterRecovered)
+	is(t, `status of workload "web"`, x.Status, StatusRunning)
+	is(t, "type of the last event", lastEvent(s).Type, EventClusterRecovered)
 }
 
 // TestNodeAheadOfState: after a recovery from an older state, a node reports a generation that is newer than
@@ -285,39 +285,39 @@ func TestNodeAheadOfState(t *testing.T) {
 		{"a newer generation on the same node gets a new order", func(t *testing.T, w *world) {
 			w.ok(says("a", ahead(w)))
 			x := w.workload("web")
-			is(t, "node", x.Node, "a")
-			is(t, "acknowledged", x.Acknowledged, false)
-			is(t, "incarnation", x.Generation.Incarnation, w.s.Info().Incarnation)
+			is(t, `node of workload "web"`, x.Node, "a")
+			is(t, `the order of workload "web" is acknowledged`, x.Acknowledged, false)
+			is(t, "incarnation in the generation of the new order", x.Generation.Incarnation, w.s.Info().Incarnation)
 		}},
 		{"a workload whose retries were exhausted gets a new order", func(t *testing.T, w *world) {
 			w.ok(w.retry("web", 5, 0, true))
 			w.ok(says("a", ahead(w)))
-			is(t, "given up", w.workload("web").Retry.Terminal, false)
-			is(t, "status", w.workload("web").Status, StatusUpdating)
+			is(t, `workload "web" is given up`, w.workload("web").Retry.Terminal, false)
+			is(t, `status of workload "web"`, w.workload("web").Status, StatusUpdating)
 		}},
 		{"a newer generation on another node moves the workload and leaves a residual", func(t *testing.T, w *world) {
 			w.ok(says("b", ahead(w)))
 			x := w.workload("web")
-			is(t, "node", x.Node, "b")
+			is(t, `node of workload "web"`, x.Node, "b")
 			_, left := w.s.Residual("a", "web")
-			is(t, "residual on a", left, true)
-			is(t, "event", w.eventOf(EventWorkloadScheduled).Reason, CodeFoundThere)
+			is(t, `there is a residual of workload "web" on node "a"`, left, true)
+			is(t, "reason of the event WorkloadScheduled", w.eventOf(EventWorkloadScheduled).Reason, CodeFoundThere)
 		}},
 		{"an older generation changes nothing", func(t *testing.T, w *world) {
 			g := w.workload("web").Generation
 			g.Sequence--
 			w.do(says("b", g))
-			is(t, "node", w.workload("web").Node, "a")
+			is(t, `node of workload "web"`, w.workload("web").Node, "a")
 		}},
 		{"a gone instance does not move the workload", func(t *testing.T, w *world) {
 			w.do(gone("web", "b", GenerationPB(ahead(w))))
-			is(t, "node", w.workload("web").Node, "a")
+			is(t, `node of workload "web"`, w.workload("web").Node, "a")
 		}},
 		{"a report does not count after a newer order", func(t *testing.T, w *world) {
 			g := ahead(w)
 			w.ok(userRetry("web"))
 			w.do(says("b", g))
-			is(t, "node", w.workload("web").Node, "a")
+			is(t, `node of workload "web"`, w.workload("web").Node, "a")
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.run(t, build(t)) })
@@ -373,12 +373,12 @@ func TestMayOutliveLeaseUntilAccepted(t *testing.T) {
 			w = c.run(t, w)
 			w.now = max(w.now, w.s.Info().Clock)
 			w.ok(nodeState("a", false))
-			is(t, "reason code before the node has accepted the lease policy", w.workload("db").Reason.Code, CodeAwaitFailover)
+			is(t, `reason code of workload "db" before its node has accepted the lease policy`, w.workload("db").Reason.Code, CodeAwaitFailover)
 			skipped(t, w.do(w.evict("db", CodeNodeLost, true)), "not fenced")
 			w.ok(nodeState("a", true))
 			w.run("db")
 			w.ok(nodeState("a", false))
-			is(t, "reason code after the node has accepted the lease policy", w.workload("db").Reason.Code, CodeNodeLost)
+			is(t, `reason code of workload "db" after its node has accepted the lease policy`, w.workload("db").Reason.Code, CodeNodeLost)
 		})
 	}
 }
@@ -418,12 +418,12 @@ func TestRestoredMayOutliveLease(t *testing.T) {
 	w.run("db")
 	w.ok(put("db", content("c1:stop"), stops))
 	backup := w.s
-	is(t, "may outlive its lease", w.workload("db").MayOutliveLease, true)
+	is(t, `MayOutliveLease of workload "db" in the backup`, w.workload("db").MayOutliveLease, true)
 	w.ok(remove("db", true))
 	other := uninitialised(t)
 	other.ok(initCluster("c2"))
 	for name, present := range map[string]State{"the cluster that has deleted the workload since": w.s, "another cluster": other.s} {
 		x, _ := restored(t, backup, present).Workload("db")
-		is(t, "status after a restore into "+name, x.Status, StatusPending)
+		is(t, "status of workload \"db\" after a restore into "+name, x.Status, StatusPending)
 	}
 }

@@ -30,7 +30,7 @@ func told(list []Revision) string {
 func TestFormerRevisionsAreKept(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(revised(1, 9))
-	is(t, "revisions of a workload that never changed", told(w.s.Revisions("web")), "1:1:")
+	is(t, "revisions of a workload whose specification never changed", told(w.s.Revisions("web")), "1:1:")
 	w.bind("web", "a")
 	w.run("web")
 	w.ok(setDesired("web", "Stopped"))
@@ -40,32 +40,32 @@ func TestFormerRevisionsAreKept(t *testing.T) {
 	w.ok(revised(2, 9))
 	w.do(revised(2, 9))
 	list := w.s.Revisions("web")
-	is(t, "after a change", told(list), "1:1: 2:2:tester")
-	is(t, "its id", list[1].ID(), w.workload("web").Revision()[:len(list[1].ID())])
-	is(t, "the caller's name", list[0].CallerRevision+" "+list[1].CallerRevision, "rev-1 rev-2")
+	is(t, `revisions of workload "web" after a change`, told(list), "1:1: 2:2:tester")
+	is(t, "id of the present revision", list[1].ID(), w.workload("web").Revision()[:len(list[1].ID())])
+	is(t, "revisions that the callers named", list[0].CallerRevision+" "+list[1].CallerRevision, "rev-1 rev-2")
 	for i := 3; i < 10; i++ {
 		w.ok(revised(i, 9))
 	}
-	is(t, "after many", told(w.s.Revisions("web")), "4:4:tester 5:5:tester 6:6:tester 7:7:tester 8:8:tester 9:9:tester")
+	is(t, `revisions of workload "web" after many changes`, told(w.s.Revisions("web")), "4:4:tester 5:5:tester 6:6:tester 7:7:tester 8:8:tester 9:9:tester")
 
 	read, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	is(t, "out of a snapshot", told(read.Revisions("web")), told(w.s.Revisions("web")))
+	is(t, `revisions of workload "web" after a snapshot`, told(read.Revisions("web")), told(w.s.Revisions("web")))
 
 	w.ok(revised(10, MaxRevisionBytes/2))
 	w.ok(revised(11, MaxRevisionBytes/2))
 	w.ok(revised(12, MaxRevisionBytes/2+1))
-	is(t, "former revisions up to the maximum number of bytes are kept", told(w.s.Revisions("web")), "10:0:tester 11:1:tester 12:2:tester")
+	is(t, `revisions of workload "web", of which at most MaxRevisionBytes are kept`, told(w.s.Revisions("web")), "10:0:tester 11:1:tester 12:2:tester")
 	w.ok(revised(13, MaxRevisionBytes+1))
 	w.ok(revised(14, 9))
-	is(t, "a revision that is too large is not kept", told(w.s.Revisions("web")), "14:4:tester")
+	is(t, `revisions of workload "web" after a revision that is too large to be kept`, told(w.s.Revisions("web")), "14:4:tester")
 	w.ok(revised(15, 9))
 	w.ok(remove("web", true))
 	w.ok(revised(1, 9))
 	is(t, "revisions of a new workload with the id of a deleted one", told(w.s.Revisions("web")), "16:1:tester")
-	is(t, "of none", len(w.s.Revisions("none")), 0)
+	is(t, "number of revisions of a workload that does not exist", len(w.s.Revisions("none")), 0)
 }
 
 // TestRestoreKeepsRevisionsOfTheBackup: a restored workload has the earlier specifications that the backup holds.
@@ -79,5 +79,5 @@ func TestRestoreKeepsRevisionsOfTheBackup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	is(t, "restored", told(back.Revisions("web")), "1:1: 2:2:tester")
+	is(t, `revisions of workload "web" after a restore`, told(back.Revisions("web")), "1:1: 2:2:tester")
 }

@@ -102,7 +102,7 @@ func TestRolesAndBindings(t *testing.T) {
 			stale := putRole("ci", "deploy")
 			stale.GetPutRole().IfVersion = new(uint64)
 			refused(t, w.do(stale), StaleGeneration, "role", "version")
-			is(t, "the same content changes nothing", w.do(putRole("ci", "read")).Kind, AlreadyDone)
+			is(t, "verdict on a put of a role with the same content", w.do(putRole("ci", "read")).Kind, AlreadyDone)
 		}},
 		{"a bound role cannot be deleted", func(t *testing.T, w *world) {
 			w.ok(putRole("ci", "read"))
@@ -118,7 +118,7 @@ func TestRolesAndBindings(t *testing.T) {
 			w.ok(w.bindRole("viewer", "group//team/a", "*"))
 			w.ok(w.bindRole("viewer", "group//team/a/b", "*"))
 			w.ok(w.bindRole("operator", "group//team/a", "bank", "shop"))
-			is(t, "bindings", w.bindingsOf("group//team/a"), "operator:bank,shop viewer:*")
+			is(t, "role bindings of group//team/a", w.bindingsOf("group//team/a"), "operator:bank,shop viewer:*")
 		}},
 		{"a binding to an unknown role, namespace, account or kind is refused", func(t *testing.T, w *world) {
 			refused(t, w.do(w.bindRole("ci", "user/ada", "*")), NotFound, "role", "ci")
@@ -142,16 +142,16 @@ func TestRolesAndBindings(t *testing.T) {
 			w.ok(w.bindRole("viewer", "user/ada", "shop", "bank"))
 			w.ok(w.bindRole("operator", "user/ada", "shop"))
 			w.ok(dropNamespace("shop"))
-			is(t, "bindings", w.bindingsOf("user/ada"), "viewer:bank")
-			is(t, "event of the narrower binding", detailsOf(w.eventOf(EventRoleBound)), "kind=user name=ada namespace_count=1 namespaces=bank")
+			is(t, "role bindings of user/ada", w.bindingsOf("user/ada"), "viewer:bank")
+			is(t, "details of the event about the binding that lost a namespace", detailsOf(w.eventOf(EventRoleBound)), "kind=user name=ada namespace_count=1 namespaces=bank")
 		}},
 		{"the event of a binding has the number of namespaces, or * for all", func(t *testing.T, w *world) {
 			w.ok(w.bindRole("viewer", "user/ada", "*"))
-			is(t, "everywhere", detailsOf(w.eventOf(EventRoleBound)), "kind=user name=ada namespaces=*")
+			is(t, "details of the event about a binding for all namespaces", detailsOf(w.eventOf(EventRoleBound)), "kind=user name=ada namespaces=*")
 			w.ok(putNamespace("all"))
 			w.ok(putNamespace("shop"))
 			w.ok(w.bindRole("viewer", "user/ada", "all", "shop"))
-			is(t, "in two", detailsOf(w.eventOf(EventRoleBound)), "kind=user name=ada namespace_count=2 namespaces=all,shop")
+			is(t, "details of the event about a binding for two namespaces", detailsOf(w.eventOf(EventRoleBound)), "kind=user name=ada namespace_count=2 namespaces=all,shop")
 		}},
 		{"a caller confined to a namespace may change no role", func(t *testing.T, w *world) {
 			w.ok(putNamespace("shop"))
@@ -172,7 +172,7 @@ func TestTheLastTrustedPersonStays(t *testing.T) {
 			admitted(w, "ada", "operator")
 			refused(t, w.do(revoke("user", adminName, "")), Conflict, "trust", "token create")
 			_, gone := w.s.RevokedIdentity("user", adminName)
-			is(t, "revoked", gone, false)
+			is(t, `user "admin" is revoked`, gone, false)
 			admitted(w, "bob", "admin")
 			w.ok(revoke("user", adminName, ""))
 			refused(t, w.do(revoke("user", "bob", "")), Conflict, "trust")
@@ -187,9 +187,9 @@ func TestTheLastTrustedPersonStays(t *testing.T) {
 			refused(t, w.do(unbindRole("keys", "user/ada")), Conflict, "trust")
 			refused(t, w.do(w.bindRole("keys", "user/ada", "shop")), Conflict, "trust")
 			refused(t, w.do(putRole("keys", "read")), Conflict, "trust")
-			is(t, "bindings", w.bindingsOf("user/ada"), "keys:*")
+			is(t, "role bindings of user/ada", w.bindingsOf("user/ada"), "keys:*")
 			r, _ := w.s.Role("keys")
-			is(t, "permissions", strings.Join(r.Permissions, ","), "trust")
+			is(t, "permissions of the role", strings.Join(r.Permissions, ","), "trust")
 			refused(t, w.do(revoke("user", "ada", "")), Conflict, "trust")
 		}},
 		{"the last trusted person cannot join with less access, and the refused join uses up no token", func(t *testing.T, w *world) {
@@ -203,9 +203,9 @@ func TestTheLastTrustedPersonStays(t *testing.T) {
 			refused(t, w.do(again()), Conflict, "trust", "token create")
 			a, _ := w.s.Admission("user", "bob")
 			tok, _ := w.s.Token("t1")
-			is(t, "access", a.Access, "admin")
-			is(t, "uses", tok.Uses, 1)
-			is(t, "event", w.eventOf(EventJoinRefused).Details[0].Value, "bob")
+			is(t, `access level of user "bob" after the refused join`, a.Access, "admin")
+			is(t, `uses that join token "t1" has left after the refused join`, tok.Uses, 1)
+			is(t, "detail of the event JoinRefused", w.eventOf(EventJoinRefused).Details[0].Value, "bob")
 			admitted(w, "eve", "admin")
 			w.ok(again())
 			refused(t, w.do(revoke("user", "eve", "")), Conflict, "trust")
@@ -243,9 +243,9 @@ func TestTokensOfUsersWhoGetMoreRightsAreDeleted(t *testing.T) {
 		{"a binding of a role to the user deletes the token", func(t *testing.T, w *world) {
 			made(w)
 			w.ok(w.bindRole("viewer", "user/dave", "*"))
-			is(t, "tokens", left(w), "for-eve")
+			is(t, "join tokens that are left", left(w), "for-eve")
 			e := w.eventOf(EventTokenDeleted)
-			is(t, "event", e.Message+" "+e.Reason+" "+e.Details[0].Value, "for-dave RightsChanged dave")
+			is(t, "message, reason and user of the event about the deleted token", e.Message+" "+e.Reason+" "+e.Details[0].Value, "for-dave RightsChanged dave")
 			refused(t, w.do(join(w, "for-dave", "user", "dave", func(b *commandv1.Admit) { b.Access = "none" })), NotFound, "deleted")
 		}},
 		{"more permissions of a bound role delete the token", func(t *testing.T, w *world) {
@@ -254,35 +254,35 @@ func TestTokensOfUsersWhoGetMoreRightsAreDeleted(t *testing.T) {
 			w.ok(w.bindRole("ci", "group/eve", "*"))
 			made(w)
 			w.ok(putRole("ci", "read"))
-			is(t, "tokens after fewer permissions", left(w), both)
+			is(t, "join tokens that are left after the role lost permissions", left(w), both)
 			w.ok(putRole("ci", "read", "deploy"))
-			is(t, "tokens", left(w), "for-eve")
+			is(t, "join tokens that are left", left(w), "for-eve")
 		}},
 		{"a release of the user from the last namespace deletes the token", func(t *testing.T, w *world) {
 			w.ok(putNamespace("shop", users("dave")))
 			w.ok(putNamespace("bank", users("dave")))
 			made(w)
 			w.ok(putNamespace("shop"))
-			is(t, "tokens while another namespace lists the user", left(w), both)
+			is(t, "join tokens that are left while another namespace lists the user", left(w), both)
 			w.ok(putNamespace("bank", func(b *commandv1.PutNamespace) { b.Release = []string{"dave"} }))
-			is(t, "tokens", left(w), "for-eve")
+			is(t, "join tokens that are left", left(w), "for-eve")
 		}},
 		{"a second namespace that lists the user deletes the token", func(t *testing.T, w *world) {
 			made(w)
 			w.ok(putNamespace("shop", users("dave")))
-			is(t, "tokens after the first namespace", left(w), both)
+			is(t, "join tokens that are left after the first namespace lists the user", left(w), both)
 			w.ok(putNamespace("bank", users("dave", "eve")))
-			is(t, "tokens", left(w), "for-eve")
+			is(t, "join tokens that are left", left(w), "for-eve")
 		}},
 		{"an unbinding, a binding of a group, and a binding after the use of the token keep the tokens", func(t *testing.T, w *world) {
 			w.ok(w.bindRole("viewer", "user/dave", "*"))
 			made(w)
 			w.ok(unbindRole("viewer", "user/dave"))
 			w.ok(w.bindRole("viewer", "group/dave", "*"))
-			is(t, "tokens", left(w), both)
+			is(t, "join tokens that are left", left(w), both)
 			w.ok(join(w, "for-dave", "user", "dave", func(b *commandv1.Admit) { b.Access = "none" }))
 			w.ok(w.bindRole("viewer", "user/dave", "*"))
-			is(t, "tokens after the use", left(w), both)
+			is(t, "join tokens that are left after the user has joined", left(w), both)
 		}},
 	})
 }
@@ -293,16 +293,16 @@ func TestAccounts(t *testing.T) {
 		{"an account is created with its role, and deleted with its bindings", func(t *testing.T, w *world) {
 			w.ok(putNamespace("shop"))
 			w.ok(putAccount("ci", w.now+hour, func(b *commandv1.PutAccount) { b.Binding = roleBinding("operator", "account/ci", "shop") }))
-			is(t, "bindings", w.bindingsOf("account/ci"), "operator:shop")
+			is(t, "role bindings of account/ci", w.bindingsOf("account/ci"), "operator:shop")
 			refused(t, w.do(putAccount("ci", w.now+hour)), Conflict, "exists", "rotate")
 			w.ok(deleteAccount("ci"))
-			is(t, "bindings", w.bindingsOf("account/ci"), "")
+			is(t, "role bindings of account/ci", w.bindingsOf("account/ci"), "")
 			refused(t, w.do(deleteAccount("ci")), NotFound, "ci")
 		}},
 		{"a put of an account with a binding of another subject is refused", func(t *testing.T, w *world) {
 			refused(t, w.do(putAccount("ci", w.now+hour, func(b *commandv1.PutAccount) { b.Binding = roleBinding("operator", "user/ada", "*") })), Invalid, "binding")
 			_, there := w.s.Account("ci")
-			is(t, "there", there, false)
+			is(t, `account "ci" has a record`, there, false)
 		}},
 		{"the lifetime of a bearer token is limited", func(t *testing.T, w *world) {
 			refused(t, w.do(putAccount("ci", w.now)), Invalid, "expires_at")
@@ -314,8 +314,8 @@ func TestAccounts(t *testing.T) {
 			before, _ := w.s.Account("ci")
 			w.ok(putAccount("ci", w.now+2*hour, rotating))
 			a, _ := w.s.Account("ci")
-			is(t, "hash", a.SecretHash[0], byte(2))
-			is(t, "later", a.ExpiresAt > before.ExpiresAt && a.CreatedAt == before.CreatedAt, true)
+			is(t, "first byte of the new token's hash", a.SecretHash[0], byte(2))
+			is(t, "the rotation moves the expiry time and keeps the creation time", a.ExpiresAt > before.ExpiresAt && a.CreatedAt == before.CreatedAt, true)
 		}},
 		{"an account of an issuer needs claims and an audience, and has no token", func(t *testing.T, w *world) {
 			w.ok(putAccount("ci", 0, byIssuer))
@@ -343,13 +343,13 @@ func TestRestoredAccountsNeedNewTokens(t *testing.T) {
 	}
 	fresh.s = s
 	bot, _ := fresh.s.Account("bot")
-	is(t, "the token of bot has ended", bot.ExpiresAt > 0 && bot.ExpiresAt <= fresh.s.Info().Clock, true)
-	is(t, "roles of bot", fresh.bindingsOf("account/bot"), "operator:*")
+	is(t, `the bearer token of account "bot" has expired`, bot.ExpiresAt > 0 && bot.ExpiresAt <= fresh.s.Info().Clock, true)
+	is(t, `role bindings of account "bot"`, fresh.bindingsOf("account/bot"), "operator:*")
 	ci, _ := fresh.s.Account("ci")
-	is(t, "end of ci, which has no token", ci.ExpiresAt, 0)
+	is(t, `expiry time of account "ci", which has no bearer token`, ci.ExpiresAt, 0)
 	both, _ := fresh.s.Account("both")
-	is(t, "end of an account that the present state has", both.ExpiresAt, end.ExpiresAt)
-	is(t, "roles of that account", fresh.bindingsOf("account/both"), "")
+	is(t, `expiry time of account "both", which is that of the present state`, both.ExpiresAt, end.ExpiresAt)
+	is(t, `role bindings of account "both", which has none in the present state`, fresh.bindingsOf("account/both"), "")
 }
 
 // rolesScenario is a scenario of the golden corpus: commands about roles, bindings and accounts.

@@ -56,7 +56,7 @@ func (w *world) rolled() *rollout.Rollout {
 	w.t.Helper()
 	r, ok := w.s.Rollout("web")
 	if !ok {
-		w.t.Fatal("web has no rollout")
+		w.t.Fatal("the state has no rollout record of group web")
 	}
 	return r
 }
@@ -128,11 +128,11 @@ func TestRolloutUpdatesMembersInTurn(t *testing.T) {
 	w := rollingWorld(t)
 	res := w.ok(group(2, 3, 1, false))
 	is(t, "no member has the new version yet", w.versions(), "1 1 1 Running")
-	is(t, "the answer names the revision that the member will get", res.Items[0].Revision, "c1-"+strings.Repeat("0", 16))
-	is(t, "the answer says that the apply changes the member", res.Items[0].Unchanged, false)
+	is(t, "revision in the answer, which the waiting member will get", res.Items[0].Revision, "c1-"+strings.Repeat("0", 16))
+	is(t, "item 0 of the answer is Unchanged", res.Items[0].Unchanged, false)
 	again := w.ok(group(2, 3, 1, false))
-	is(t, "if the same specification is applied again, the update continues unchanged", again.Items[0].Unchanged, true)
-	is(t, "a repeated apply adds no event", len(w.events()), 0)
+	is(t, "item 0 is Unchanged when the same specification is applied again", again.Items[0].Unchanged, true)
+	is(t, "number of events of a repeated apply", len(w.events()), 0)
 	w.step()
 	is(t, "the first member is updated first", w.versions(), "2 1 1 Running")
 	w.step()
@@ -152,8 +152,8 @@ func TestRolloutUpdatesMembersInTurn(t *testing.T) {
 	w.proceed()
 	w.proceed()
 	is(t, "the update completes when all members have the new version", w.versions(), "2 2 2 Completed")
-	is(t, "an event reports the end of the update", w.eventOf(EventRolloutCompleted).Message, "web")
-	is(t, "no update is in progress", len(rollingOf(w.s)), 0)
+	is(t, "message of the event RolloutCompleted", w.eventOf(EventRolloutCompleted).Message, "web")
+	is(t, "number of updates in progress", len(rollingOf(w.s)), 0)
 	w.ok(rolloutAction("undo"))
 	is(t, "an undo also updates the members in turn", w.versions(), "2 2 2 Running back")
 	for range 4 {
@@ -166,7 +166,7 @@ func TestRolloutUpdatesMembersInTurn(t *testing.T) {
 	for i := range 3 {
 		w.do(remove(fmt.Sprintf("web-%d", i), true))
 	}
-	is(t, "the group has no rollout record any more", w.s.r.rollouts.Len(), 0)
+	is(t, "number of rollout records in the state", w.s.r.rollouts.Len(), 0)
 }
 
 func rollingOf(s State) (out []string) {
@@ -181,25 +181,25 @@ func TestRolloutBounds(t *testing.T) {
 	take := func(ids ...string) Result {
 		return w.do(advance(id, &commandv1.AdvanceRollout{Take: ids}))
 	}
-	is(t, "a step that changes two members is skipped, because max_parallel is 1", take("web-0", "web-1").Skipped, 1)
+	is(t, "number of skipped steps that change two members although max_parallel is 1", take("web-0", "web-1").Skipped, 1)
 	is(t, "no member was changed", w.versions(), "1 1 1 Running")
 	w.ok(w.says("web-2", "Failed"))
 	is(t, "a running member is not updated while another member is down", take("web-0").Reason,
 		"web-0 would be one more than the 1 members of web that may be unavailable")
-	is(t, "a member that is down may be changed", take("web-2").Skipped, 0)
-	is(t, "a member that was updated is not updated again", take("web-2").Skipped, 1)
-	is(t, "a workload that is not in the group is not updated", take("w").Skipped, 1)
+	is(t, "number of skipped steps that change a member which is down", take("web-2").Skipped, 0)
+	is(t, "number of skipped steps that change a member which was changed before", take("web-2").Skipped, 1)
+	is(t, "number of skipped steps that change a workload outside of the group", take("w").Skipped, 1)
 	w.ok(group(3, 3, 1, false))
-	is(t, "a step for an update that was superseded is refused", take("web-2").Skipped, 1)
+	is(t, "number of skipped steps of an update that was superseded", take("web-2").Skipped, 1)
 	w.do(advance(GenerationPB(RolloutID(w.rolled())), &commandv1.AdvanceRollout{Complete: true}))
-	is(t, "an update does not complete because a command says so", w.rolled().Phase, rollout.Running)
+	is(t, "phase of the update after a command to complete it too early", w.rolled().Phase, rollout.Running)
 	w.step()
 	w.ok(drain("a", true))
 	is(t, "a drain evicts no available member while another one is unavailable", w.do(w.evict("web-0", CodeDraining, false)).Reason,
 		`workload "web-0" leaves node a only when the update of its group permits it`)
-	is(t, "a drain may evict a member that is down", w.do(w.evict("web-2", CodeDraining, false)).Skipped, 0)
+	is(t, "number of skipped evictions of a member that is down", w.do(w.evict("web-2", CodeDraining, false)).Skipped, 0)
 	w.ok(setMode("degraded", "etcd is away"))
-	is(t, "a frozen mode refuses a step of an update", take("web-2").Kind, Frozen)
+	is(t, "verdict on a step of the update in a frozen mode", take("web-2").Kind, Frozen)
 }
 
 func TestRolloutFails(t *testing.T) {
@@ -218,7 +218,7 @@ func TestRolloutFails(t *testing.T) {
 	is(t, "the record gives the reason of the failure", w.rolled().Reason, "web-0 was not healthy for 5 s within 30 s")
 	is(t, "the event gives the reason of the failure", w.eventOf(EventRolloutPaused).Message, "web: web-0 was not healthy for 5 s within 30 s")
 	again := w.ok(group(2, 3, 1, false))
-	is(t, "an apply of the same specification leaves the update paused", fmt.Sprint(again.Items[0].Unchanged, again.Items[1].Unchanged), "true true")
+	is(t, "items are Unchanged when the same specification is applied to a paused update", fmt.Sprint(again.Items[0].Unchanged, again.Items[1].Unchanged), "true true")
 	w.ok(rolloutAction("resume"))
 	w.step()
 	is(t, "a resumed update gives the member its full deadline again", w.versions(), "2 1 1 Running")
@@ -226,7 +226,7 @@ func TestRolloutFails(t *testing.T) {
 	w.step()
 	is(t, "an update fails at once when a member is given up", w.rolled().Reason, "web-0 was given up: RetriesExhausted")
 	w.ok(rolloutAction("resume"))
-	is(t, "a resumed update starts the retries of the member again", w.workload("web-0").Retry.Terminal, false)
+	is(t, `member "web-0" is given up after the update was resumed`, w.workload("web-0").Retry.Terminal, false)
 	w.ok(rolloutAction("undo"))
 	w.step()
 	is(t, "an undo reverts the group", w.versions(), "1 1 1 Running back")
@@ -252,7 +252,7 @@ func TestRolloutFails(t *testing.T) {
 	w.wait(minute)
 	w.step()
 	is(t, "a revert that fails pauses", w.versions(), "1 1 1 Paused back")
-	is(t, "a revert cannot be undone", w.do(rolloutAction("undo")).Kind, Conflict)
+	is(t, "verdict on an undo of a revert", w.do(rolloutAction("undo")).Kind, Conflict)
 	w.ok(rolloutAction("resume"))
 	is(t, "a paused rollback can be resumed", w.versions(), "1 1 1 Running back")
 
@@ -264,8 +264,8 @@ func TestRolloutFails(t *testing.T) {
 	is(t, "members that were updated already also get the new time limit", w.versions(), "2 1 1 Running")
 }
 
-// TestRolloutOutlivesAFrozenMode: after a frozen mode, the time within which a member must become
-// healthy starts again.
+// TestRolloutOutlivesAFrozenMode: no member can make progress in a frozen mode. So when the mode ends, each
+// member has the full time again within which it must become healthy.
 func TestRolloutOutlivesAFrozenMode(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, true))
@@ -274,7 +274,7 @@ func TestRolloutOutlivesAFrozenMode(t *testing.T) {
 	w.wait(10 * minute)
 	w.ok(setMode("normal", ""))
 	w.step()
-	is(t, "the update continues", w.versions(), "2 1 1 Running")
+	is(t, "versions of the members and phase of the update (the update continues)", w.versions(), "2 1 1 Running")
 	w.wait(30 * second)
 	w.step()
 	is(t, "after the healthy deadline the update is rolled back", w.versions(), "2 1 1 Running back")
@@ -306,12 +306,12 @@ func TestRolloutHoldsTheQuota(t *testing.T) {
 	w.step()
 	is(t, "an update that would exceed the quota pauses", w.versions(), "1 1 1 Paused")
 	if why := w.rolled().Reason; !strings.Contains(why, "over the quota of namespace") {
-		t.Errorf("the rollout paused with reason %q, want one that says it is over the quota", why)
+		t.Errorf("the rollout paused with reason %q, want one that names the quota of the namespace", why)
 	}
 }
 
-// TestWaitingMembersFreeNoQuota: a waiting member that will shrink frees no quota before it is
-// updated, so a new member cannot use it.
+// TestWaitingMembersFreeNoQuota: an update makes a member smaller. Until the member is updated, its larger
+// demand counts in the quota, so a new member cannot use the difference.
 func TestWaitingMembersFreeNoQuota(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(putNamespace(DefaultNamespace, limits(500, 0, 0, 0)))
@@ -321,7 +321,7 @@ func TestWaitingMembersFreeNoQuota(t *testing.T) {
 		"a plan":            Fits(w.s, shrunk(4).GetPutWorkloads(), nil, RoomShares{}),
 	} {
 		if err == nil || !strings.Contains(err.Error(), "300 used, 250 more asked for, limit 500") || !strings.Contains(err.Error(), "wait for their turn") {
-			t.Errorf("%s gives error %v", name, err)
+			t.Errorf("%s answered the put with error %v, want a refusal that names the quota and the members that wait for their turn", name, err)
 		}
 	}
 	is(t, "a refused apply changes no member", w.versions(), "1 1 1")
@@ -332,7 +332,7 @@ func TestWaitingMembersFreeNoQuota(t *testing.T) {
 	}
 	is(t, "all members get the smaller size", w.versions(), "2 2 2 Completed")
 	w.ok(shrunk(4))
-	is(t, "after the update the quota has room", w.s.UseOf(DefaultNamespace).CPU, 280)
+	is(t, "CPU that namespace default uses after the update", w.s.UseOf(DefaultNamespace).CPU, 280)
 }
 
 // TestRolloutRevertsWithinTheQuota: a failed update to fewer, larger members is reverted to more,
@@ -350,7 +350,7 @@ func TestRolloutRevertsWithinTheQuota(t *testing.T) {
 	w.step()
 	is(t, "the update is paused", w.versions(), "2 1 Paused")
 	if why := w.rolled().Reason; !strings.Contains(why, "it cannot go back: over the quota") {
-		t.Errorf("the rollout paused with reason %q, want one that says it is over the quota", why)
+		t.Errorf("the rollout paused with reason %q, want one that says that the revert is over the quota", why)
 	}
 	w.ok(putNamespace(DefaultNamespace, limits(350, 0, 0, 0)))
 	w.ok(rolloutAction("undo"))
@@ -365,13 +365,13 @@ func TestRolloutAuthor(t *testing.T) {
 	c.Head = &commandv1.Head{At: w.now, By: "ada"}
 	w.ok(c)
 	w.step()
-	is(t, "event", w.eventOf(EventWorkloadUpdated).By, "ada")
-	is(t, "revisions", told(w.s.Revisions("web-0")), "1:v: 2:v:ada")
+	is(t, "caller in the event WorkloadUpdated", w.eventOf(EventWorkloadUpdated).By, "ada")
+	is(t, `revisions of member "web-0", each with its author`, told(w.s.Revisions("web-0")), "1:v: 2:v:ada")
 	w.wait(31 * second)
 	w.step()
 	is(t, "author of the event about the revert", w.eventOf(EventRolloutReverting).By, "tester")
 	w.step()
-	is(t, "author of the reverted revision", told(w.s.Revisions("web-0")), "1:v: 2:v:ada 3:v:tester")
+	is(t, `revisions of member "web-0" after the revert, each with its author`, told(w.s.Revisions("web-0")), "1:v: 2:v:ada 3:v:tester")
 }
 
 // TestRevertSparesMembersThatCallersChanged: an automatic revert does not touch workloads that a caller
@@ -426,7 +426,7 @@ func TestRolloutKeepsToItsNamespace(t *testing.T) {
 	w.everybodyRuns()
 	w.step()
 	is(t, "the rollout pauses without a change of the workload in another namespace", w.versions(), "1 1 Paused")
-	is(t, "the workload in another namespace", w.workload("web-0").Content, same.Content)
+	is(t, "content of the workload in another namespace", w.workload("web-0").Content, same.Content)
 	refused(t, w.do(rolloutAction("undo")), Conflict, `workload web-0 is in namespace "shop" and cannot be moved to "default"`)
 }
 
@@ -452,9 +452,9 @@ func TestRolloutEvents(t *testing.T) {
 			is(t, "namespace of the event about the start", w.eventOf(EventRolloutStarted).In(), DefaultNamespace)
 			end(w)
 			_, there := w.s.Rollout("web")
-			is(t, "the rollout record still exists", there, false)
+			is(t, "the group has a rollout record", there, false)
 			e := w.eventOf(EventRolloutSuperseded)
-			is(t, "namespace and message of the event about the end", e.In()+", "+e.Message, "default, web: no member is left")
+			is(t, "namespace and message of the last event of the update", e.In()+", "+e.Message, "default, web: no member is left")
 		})
 	}
 }
@@ -471,7 +471,7 @@ func TestRolloutChangesTheNumberOfMembers(t *testing.T) {
 	is(t, "the other members wait until the new ones have settled", w.versions(), "2 1 1 2 2 Running")
 	w.ok(w.assign("web-4", "a"))
 	w.proceed()
-	is(t, "the update continues", w.versions(), "2 2 1 2 2 Running")
+	is(t, "versions of the members and phase of the update (the update continues)", w.versions(), "2 2 1 2 2 Running")
 	w.ok(group(2, 2, 1, false))
 	for _, id := range []string{"web-2", "web-3", "web-4"} {
 		w.ok(gone(id, "a", nil))
@@ -492,7 +492,7 @@ func TestRolloutChangesTheNumberOfMembers(t *testing.T) {
 	w.ok(setDesired("web-0", "Stopped"))
 	w.step()
 	is(t, "a member that was stopped meanwhile gets the new version", w.versions(), "3 3 3 Running")
-	is(t, "the stopped member stays stopped", w.workload("web-0").Desired, DesiredStopped)
+	is(t, `desired state of member "web-0", which was stopped`, w.workload("web-0").Desired, DesiredStopped)
 	w.ok(w.says("web-0", "Stopped"))
 	w.wait(5 * second)
 	w.step()

@@ -11,9 +11,9 @@ const (
 	warnAt        = 80       // the state warns when more than this percentage of a limit is used
 )
 
-// Which parts of the size limit of the state (Room) callers other than admins may use. Schedulers write these numbers
-// into the heads of commands, and the state machine judges by the head. So another value here does not change the
-// meaning of stored commands.
+// Which parts of the size limit of the state (Room) callers other than admins may use. Schedulers write these
+// numbers into the heads of commands, and the state machine uses the numbers in the head. So a later version
+// may change the constants: commands that are in the log already keep their numbers.
 const (
 	NamespaceShare = 50 // percent of Room that one namespace may take by calls of users confined to namespaces
 	AdminReserve   = 5  // percent of Room that only admins may use, to repair a full cluster
@@ -115,8 +115,9 @@ func (r Room) overShare(share int64, use Use, s quotaSum, p *Policy) error {
 	return nil
 }
 
-// over refuses a change that adds by to a state of size t, if the state would then exceed its size limit without the
-// reserve, which is the percentage that is left for admins. A change that makes the state smaller is always allowed.
+// over refuses a command that makes a state of size t larger by the amounts in by, if the state would then
+// exceed its size limit. reserve is the percentage of the limit that the command must leave free for admins.
+// A command that makes the state smaller is always allowed.
 func (r Room) over(t, by Total, reserve int64) error {
 	advice := r.why() + ": delete workloads, or give that scheduler more memory"
 	if reserve > 0 {

@@ -22,20 +22,20 @@ func specOf(n int) func(*commandv1.WorkloadPut) {
 func TestRoomBoundsTheState(t *testing.T) {
 	w := formed(t)
 	w.ok(put("first", specOf(512<<10)))
-	is(t, "if no scheduler has reported its memory, there is no bound", w.s.Room().Bytes, int64(0))
+	is(t, "maximum bytes of the state if no scheduler has reported its memory (0 = no limit)", w.s.Room().Bytes, int64(0))
 	w.ok(replicaWith("r1", 64))
 	w.ok(replicaWith("r2", 8)) // the limits of 8 MiB of memory: 1 MiB of specifications and 256 workloads
 	w.ok(replicaWith("r3", 0)) // the memory of r3 is not known
-	is(t, "the bound", w.s.Room(), Room{Workloads: 256, Bytes: 1 << 20, Of: "name-r2", Memory: 8})
-	is(t, "the warning at 50 % of the limit", w.s.Room().Nearly(w.s.Total()), "")
+	is(t, "size limit of the state", w.s.Room(), Room{Workloads: 256, Bytes: 1 << 20, Of: "name-r2", Memory: 8})
+	is(t, "warning when 50 % of the limit is used", w.s.Room().Nearly(w.s.Total()), "")
 	w.ok(put("second", specOf(400<<10)))
 	if got := w.s.Room().Nearly(w.s.Total()); !strings.Contains(got, "name-r2") {
-		t.Errorf("the warning at 89 %% of the limit is %q, want it to name scheduler name-r2", got)
+		t.Errorf("when 89 %% of the limit is used, the warning is %q, want it to name scheduler name-r2", got)
 	}
 	refused := func(c Command, words ...string) {
 		t.Helper()
 		r := w.do(c)
-		is(t, "kind of the refusal", r.Kind, OverQuota)
+		is(t, "verdict on the command", r.Kind, OverQuota)
 		for _, word := range append(words, "the cluster is full", "name-r2", "8 MiB of memory", "delete workloads") {
 			if !strings.Contains(r.Reason, word) {
 				t.Errorf("the text of the refusal must contain %q, but is: %s", word, r.Reason)
@@ -64,8 +64,8 @@ func TestRoomBoundsTheState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	is(t, "the total after a restore", again.Total(), w.s.Total())
-	is(t, "the bound after a restore", again.Room(), w.s.Room())
+	is(t, "total size of the state that was read from a snapshot", again.Total(), w.s.Total())
+	is(t, "size limit of the state that was read from a snapshot", again.Room(), w.s.Room())
 	w.ok(replicaWith("r2", 16))
 	w.ok(put("one-more", specOf(1)))
 }
@@ -163,7 +163,7 @@ func TestEverythingStoredIsCounted(t *testing.T) {
 			w := formed(t, "a")
 			tt.do(w)
 			if got := w.s.UseOf(DefaultNamespace).Bytes; got < tt.least {
-				t.Errorf("the namespace uses %d bytes, want at least %d", got, tt.least)
+				t.Errorf("namespace default uses %d bytes, want at least %d", got, tt.least)
 			}
 			if got := w.s.Total().Bytes; got < tt.least {
 				t.Errorf("the state has %d bytes, want at least %d", got, tt.least)
@@ -172,15 +172,15 @@ func TestEverythingStoredIsCounted(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			is(t, "the total after a restart", again.Total(), w.s.Total())
-			is(t, "the use after a restart", again.UseOf(DefaultNamespace), w.s.UseOf(DefaultNamespace))
+			is(t, "total size of the state that was read from a snapshot", again.Total(), w.s.Total())
+			is(t, "use of namespace default in the state that was read from a snapshot", again.UseOf(DefaultNamespace), w.s.UseOf(DefaultNamespace))
 			for _, id := range []string{"web", "web-0"} {
 				if _, ok := w.s.Workload(id); ok {
 					w.ok(remove(id, true))
 				}
 			}
-			is(t, "the use after the deletion", w.s.UseOf(DefaultNamespace), Use{})
-			is(t, "the total after the deletion", w.s.Total(), Total{})
+			is(t, "use of namespace default after the workloads were deleted", w.s.UseOf(DefaultNamespace), Use{})
+			is(t, "total size of the state after the workloads were deleted", w.s.Total(), Total{})
 		})
 	}
 }
@@ -192,7 +192,8 @@ func sizedGroup(version, size int) Command {
 	return c
 }
 
-// halfMiB has the two limits of the size of specifications, each with a function that sets it to 512 KiB.
+// halfMiB has the two limits of the size of specifications: that of the state and that of the namespace. Each
+// has a function that sets the limit to 512 KiB.
 var halfMiB = map[string]func(w *world){
 	"the limit of the state": func(w *world) { w.ok(replicaWith("r1", 4)) },
 	"the limit of the namespace": func(w *world) {
@@ -216,13 +217,13 @@ func TestFormerSpecificationsYieldToTheSameCommand(t *testing.T) {
 			}
 			w.ok(both(120<<10, 1<<10))
 			w.ok(both(110<<10, 390<<10))
-			is(t, "former revisions of the first workload", len(w.s.Revisions("first"))-1, 0)
+			is(t, `number of former revisions of workload "first"`, len(w.s.Revisions("first"))-1, 0)
 			if total := w.s.Total().Bytes; total > 512<<10 {
 				t.Errorf("the specifications take %d bytes, more than the limit of %d", total, 512<<10)
 			}
 			w.ok(both(100<<10, 100<<10))
 			w.ok(both(90<<10, 90<<10))
-			is(t, "former revisions when they fit", len(w.s.Revisions("first"))-1, 1)
+			is(t, `number of former revisions of workload "first", for which there is room now`, len(w.s.Revisions("first"))-1, 1)
 			if err := w.s.Check(); err != nil {
 				t.Error(err)
 			}
@@ -246,23 +247,23 @@ func TestFormerSpecificationsYield(t *testing.T) {
 			for i := range 5 {
 				change(i, 100)
 			}
-			is(t, "former revisions below 80 %", len(w.s.Revisions("site"))-1, 2)
+			is(t, "number of former revisions while less than 80 % of the limit is used", len(w.s.Revisions("site"))-1, 2)
 			for i := range 5 {
 				change(10+i, 500)
 			}
-			is(t, "former revisions in a full state", len(w.s.Revisions("site"))-1, 0)
-			is(t, "another specification is refused in a full state", w.do(put("other", specOf(20<<10))).Kind != OK, true)
+			is(t, "number of former revisions in a full state", len(w.s.Revisions("site"))-1, 0)
+			is(t, "a put of another workload into the full state is refused", w.do(put("other", specOf(20<<10))).Kind != OK, true)
 			change(20, 100)
 			w.ok(sizedGroup(1, 100<<10))
 			w.bind("web-0", "a")
 			w.run("web-0")
 			w.ok(sizedGroup(2, 120<<10))
-			is(t, "former specifications of an update", len(w.rolled().Former), 1)
+			is(t, "number of former specifications that the update keeps", len(w.rolled().Former), 1)
 			change(21, 180)
 			refusedGroup := w.do(sizedGroup(3, 400<<10))
-			is(t, "an update that does not fit is refused", refusedGroup.Kind != OK, true)
+			is(t, "the update that does not fit is refused", refusedGroup.Kind != OK, true)
 			w.ok(sizedGroup(3, 125<<10))
-			is(t, "an update in a nearly full state can be undone", len(w.rolled().Former), 1)
+			is(t, "number of former specifications that an update keeps in a nearly full state", len(w.rolled().Former), 1)
 			if err := w.s.Check(); err != nil {
 				t.Error(err)
 			}
@@ -275,7 +276,7 @@ func TestFormerSpecificationsYield(t *testing.T) {
 func TestFormerSystemSpecificationsYield(t *testing.T) {
 	for name, limit := range halfMiB {
 		for others, want := range map[int]int{100 << 10: 1, 250 << 10: 0} {
-			t.Run(name+" with others of "+decimal(others)+" bytes", func(t *testing.T) {
+			t.Run(name+", while other workloads take "+decimal(others)+" bytes", func(t *testing.T) {
 				w := formed(t, "a")
 				limit(w)
 				w.ok(put("log", systemPut, specOf(60<<10)))
@@ -288,7 +289,7 @@ func TestFormerSystemSpecificationsYield(t *testing.T) {
 				if !ok {
 					t.Fatal("the update of the system workload has no record")
 				}
-				is(t, "former specifications", len(r.Former), want)
+				is(t, "number of former specifications that the update keeps", len(r.Former), want)
 				if err := w.s.Check(); err != nil {
 					t.Error(err)
 				}
@@ -315,10 +316,10 @@ func TestTheNarrowestLimitIsNamed(t *testing.T) {
 		kind  Kind
 		words []string
 	}{
-		{"the quota, and all others", []func(*world){quota, bound}, true, OverQuota, []string{`over the quota of namespace "shop": memory_mib: 0 used, 200 more asked for, limit 100`}},
-		{"the quota, and the share", []func(*world){quota}, false, OverQuota, []string{`over the quota of namespace "shop"`}},
-		{"the policy, and the limit of the state", []func(*world){bound}, true, NotAllowed, []string{`namespace "shop": policy "small" (rule max_spec_bytes): `, "more asked for, limit 102400", "persysctl policy bind POLICY --namespace shop"}},
-		{"the share, and the limit of the state", nil, true, OverQuota, []string{`namespace "shop" is full`, "600 KiB more", "the limit is 0 MiB, 50 %", "persysctl policy bind POLICY --namespace shop"}},
+		{"if all limits are exceeded, the refusal names the quota", []func(*world){quota, bound}, true, OverQuota, []string{`over the quota of namespace "shop": memory_mib: 0 used, 200 more asked for, limit 100`}},
+		{"if the quota and the share are exceeded, the refusal names the quota", []func(*world){quota}, false, OverQuota, []string{`over the quota of namespace "shop"`}},
+		{"if the policy and the limit of the state are exceeded, the refusal names the policy", []func(*world){bound}, true, NotAllowed, []string{`namespace "shop": policy "small" (rule max_spec_bytes): `, "more asked for, limit 102400", "persysctl policy bind POLICY --namespace shop"}},
+		{"if the share and the limit of the state are exceeded, the refusal names the share", nil, true, OverQuota, []string{`namespace "shop" is full`, "600 KiB more", "the limit is 0 MiB, 50 %", "persysctl policy bind POLICY --namespace shop"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := formed(t, "a")

@@ -37,26 +37,26 @@ func TestScale(t *testing.T) {
 	w.everybodyRuns()
 	before := w.workload("web-0")
 	w.ok(scaling(1, 12))
-	is(t, "scaled up", w.members(), "web-0 web-1 web-2 web-3 web-4 web-5 web-6 web-7 web-8 web-9 web-10 web-11")
-	is(t, "the present member did not change", w.workload("web-0"), before)
-	is(t, "event", w.eventOf(EventGroupScaled).Message, "web from 2 to 12")
-	is(t, "again", w.do(scaling(1, 12)).Kind, AlreadyDone)
+	is(t, "members of group web after a scale to 12", w.members(), "web-0 web-1 web-2 web-3 web-4 web-5 web-6 web-7 web-8 web-9 web-10 web-11")
+	is(t, `record of member "web-0", which was there before`, w.workload("web-0"), before)
+	is(t, "message of the event GroupScaled", w.eventOf(EventGroupScaled).Message, "web from 2 to 12")
+	is(t, "verdict on the repeated command", w.do(scaling(1, 12)).Kind, AlreadyDone)
 	res := w.ok(scaling(1, 1))
-	is(t, "scaled down", w.members(), "web-0")
-	is(t, "items", len(res.Items), 12)
-	is(t, "the last item is of a deleted member", res.Items[11].Deleted, true)
+	is(t, "members of group web after a scale to 1", w.members(), "web-0")
+	is(t, "number of items in the result", len(res.Items), 12)
+	is(t, "item 11 of the result is Deleted", res.Items[11].Deleted, true)
 
 	w.ok(scaling(1, 0))
-	is(t, "none", w.members(), "web-0-")
-	is(t, "none again", w.do(scaling(1, 0)).Kind, AlreadyDone)
+	is(t, "members of group web after a scale to 0", w.members(), "web-0-")
+	is(t, "verdict on a second scale to 0", w.do(scaling(1, 0)).Kind, AlreadyDone)
 	w.ok(scaling(1, 2))
-	is(t, "from none", w.members(), "web-0 web-1")
+	is(t, "members of group web after a scale from 0 to 2", w.members(), "web-0 web-1")
 	w.ok(setDesired("web-0", "Stopped"))
 	w.ok(setDesired("web-1", "Stopped"))
 	w.ok(scaling(1, 3))
-	is(t, "new members of a stopped group are stopped", w.members(), "web-0- web-1- web-2-")
+	is(t, "members of group web, which was stopped, after a scale to 3", w.members(), "web-0- web-1- web-2-")
 	w.ok(group(1, 2, 0, false))
-	is(t, "an apply sets the number of members", w.members(), "web-0 web-1")
+	is(t, "members of group web after an apply with count 2", w.members(), "web-0 web-1")
 }
 
 // TestScaleRefusals: the state machine refuses a change of the number of members that was prepared for another
@@ -69,17 +69,17 @@ func TestScaleRefusals(t *testing.T) {
 		kind  Kind
 		text  string
 	}{
-		{"an unknown group", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Group = "api" }), NotFound, "only a workload with `count`"},
-		{"a count above the limit", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Count = 1001 }), Invalid, "count: 1001"},
-		{"the new members have another specification than the group", nil, scaling(2, 3), Conflict, "changed meanwhile"},
-		{"the specifications of the new members are missing", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Members = nil }), Conflict, "changed meanwhile"},
-		{"the command expects another number of members", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.From = new(uint32(4)) }), Conflict, "2 members by now, not 4"},
-		{"another workload has the id of a new member", func(w *world) { w.ok(put("web-2")) }, scaling(1, 3), Conflict, "web-2 exists"},
-		{"the group is being updated", func(w *world) { w.ok(group(2, 2, 1, false)) }, scaling(1, 3), Conflict, "being updated"},
-		{"the group has a paused update", func(w *world) { w.ok(group(2, 2, 1, false)); w.ok(rolloutAction("pause")) }, scaling(1, 3), Conflict, "paused update"},
-		{"a suggestion that the namespace does not allow", nil, scaling(1, 3, suggested), NotAllowed, "--allow-scaling"},
-		{"the new members exceed the quota", func(w *world) { w.ok(putNamespace("default", limits(0, 0, 0, 2))) }, scaling(1, 3), OverQuota, "quota"},
-		{"the group is a job", func(w *world) {
+		{"an unknown group is refused", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Group = "api" }), NotFound, "only a workload with `count`"},
+		{"a count above the limit is refused", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Count = 1001 }), Invalid, "count: 1001"},
+		{"new members with another specification than the group has are refused", nil, scaling(2, 3), Conflict, "changed meanwhile"},
+		{"a scale to more members without their specifications is refused", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Members = nil }), Conflict, "changed meanwhile"},
+		{"a scale that expects another number of members is refused", nil, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.From = new(uint32(4)) }), Conflict, "2 members by now, not 4"},
+		{"a scale is refused if another workload has the id of a new member", func(w *world) { w.ok(put("web-2")) }, scaling(1, 3), Conflict, "web-2 exists"},
+		{"a scale of a group that is being updated is refused", func(w *world) { w.ok(group(2, 2, 1, false)) }, scaling(1, 3), Conflict, "being updated"},
+		{"a scale of a group with a paused update is refused", func(w *world) { w.ok(group(2, 2, 1, false)); w.ok(rolloutAction("pause")) }, scaling(1, 3), Conflict, "paused update"},
+		{"a suggestion that the namespace does not allow is refused", nil, scaling(1, 3, suggested), NotAllowed, "--allow-scaling"},
+		{"a scale that exceeds the quota is refused", func(w *world) { w.ok(putNamespace("default", limits(0, 0, 0, 2))) }, scaling(1, 3), OverQuota, "quota"},
+		{"a scale of a job is refused", func(w *world) {
 			w.ok(put("job-0", job(), func(p *commandv1.WorkloadPut) { p.Demand.Group = "job" }))
 		}, scaling(1, 3, func(b *commandv1.ScaleGroup) { b.Group = "job" }), Invalid, "is a job"},
 	} {
@@ -91,15 +91,15 @@ func TestScaleRefusals(t *testing.T) {
 				c.setup(w)
 			}
 			refused(t, w.do(c.cmd), c.kind, c.text)
-			is(t, "members", w.members(), "web-0 web-1")
+			is(t, "members of group web", w.members(), "web-0 web-1")
 		})
 	}
 	w := formed(t, "a")
 	w.ok(putNamespace("default", func(b *commandv1.PutNamespace) { b.AllowScaling = true }))
 	w.ok(group(1, 2, 0, false))
 	w.ok(scaling(1, 3, suggested))
-	is(t, "an allowed suggestion", w.members(), "web-0 web-1 web-2")
-	is(t, "event", w.eventOf(EventGroupScaled).Message, "web from 2 to 3: cpu is high")
+	is(t, "members of group web after a suggestion that the namespace allows", w.members(), "web-0 web-1 web-2")
+	is(t, "message of the event GroupScaled", w.eventOf(EventGroupScaled).Message, "web from 2 to 3: cpu is high")
 }
 
 func suggested(b *commandv1.ScaleGroup) { b.Suggested, b.Reason = true, "cpu is high" }
@@ -112,7 +112,7 @@ func TestScalingDownNeedsNoPolicy(t *testing.T) {
 	w.ok(putPolicy("p", func(m *commandv1.Policy) { m.MaxWorkloads = 1 }))
 	w.ok(bind("p", "default"))
 	w.ok(scaling(1, 2))
-	is(t, "scaled down", w.members(), "web-0 web-1")
+	is(t, "members of group web after a scale to 2", w.members(), "web-0 web-1")
 	refused(t, w.do(scaling(1, 3)), NotAllowed, "max_workloads")
 }
 

@@ -56,16 +56,16 @@ func TestServiceAddresses(t *testing.T) {
 		{"the first member gives the group an address of the highest slice, and further members share the address", func(t *testing.T, w *world) {
 			start(w)
 			w.ok(put("web-0", serving("web", "back")))
-			is(t, "address", w.service("back", "web"), "10.216.15.193")
+			is(t, "address of service web in network back", w.service("back", "web"), "10.216.15.193")
 			w.ok(put("web-1", serving("web", "back")))
 			w.ok(put("db", serving("", "back")))
-			is(t, "address with two members", w.service("back", "web"), "10.216.15.193")
-			is(t, "address of a workload without group", w.service("back", "db"), "10.216.15.194")
+			is(t, `address of service "web" with two members`, w.service("back", "web"), "10.216.15.193")
+			is(t, `address of service "db", a workload without a group`, w.service("back", "db"), "10.216.15.194")
 		}},
 		{"a workload that does not ask for a service address has none", func(t *testing.T, w *world) {
 			start(w)
 			w.ok(put("web", inNetworks("back")))
-			is(t, "address", w.service("back", "web"), "")
+			is(t, "address of service web in network back", w.service("back", "web"), "")
 		}},
 		{"a service keeps its address while it has a member, on whatever node", func(t *testing.T, w *world) {
 			start(w)
@@ -74,28 +74,28 @@ func TestServiceAddresses(t *testing.T) {
 			w.ok(w.assign("web-1", "a"))
 			w.ok(w.evict("web-1", CodeDraining, false))
 			w.ok(remove("web-0", true))
-			is(t, "address", w.service("back", "web"), "10.216.15.193")
+			is(t, "address of service web in network back", w.service("back", "web"), "10.216.15.193")
 		}},
 		{"a former address is given to no other service for an hour, and its own service can get it back", func(t *testing.T, w *world) {
 			start(w)
 			w.ok(put("web", serving("", "back")))
 			w.ok(put("web", inNetworks("back")))
-			is(t, "address while no workload asks for it", w.service("back", "web"), "")
+			is(t, `address of service "web" while no workload asks for it`, w.service("back", "web"), "")
 			w.ok(put("db", serving("", "back")))
-			is(t, "address of another service", w.service("back", "db"), "10.216.15.194")
+			is(t, `address of service "db" while the address of "web" rests`, w.service("back", "db"), "10.216.15.194")
 			w.ok(put("web", serving("", "back")))
-			is(t, "address after the workload asks for it again", w.service("back", "web"), "10.216.15.193")
+			is(t, `address of service "web" after its workload asks for it again`, w.service("back", "web"), "10.216.15.193")
 			w.ok(put("web", inNetworks("back")))
 			w.now += ServiceRest + second
 			w.ok(put("api", serving("", "back")))
-			is(t, "address of another service after ServiceRest", w.service("back", "api"), "10.216.15.193")
+			is(t, `address of service "api" after the address of "web" has rested for ServiceRest`, w.service("back", "api"), "10.216.15.193")
 		}},
 		{"a slice without services is taken back, rests, and may go to a node", func(t *testing.T, w *world) {
 			w.ok(register("a", networked("10.0.0.1")))
 			w.ok(register("b", networked("10.0.0.2")))
 			w.ok(putNetwork("small", "192.168.7.0/25"))
 			w.ok(put("web", serving("", "small")))
-			is(t, "address", w.service("small", "web"), "192.168.7.65")
+			is(t, "address of service web in network small", w.service("small", "web"), "192.168.7.65")
 			w.ok(put("x", inNetworks("small")))
 			w.ok(put("y", inNetworks("small")))
 			w.ok(w.assign("x", "a"))
@@ -103,15 +103,15 @@ func TestServiceAddresses(t *testing.T) {
 			w.ok(put("web"))
 			w.now += ServiceRest + second
 			w.ok(put("other", serving("", "small"))) // from now on the slice of the former service is free
-			is(t, "address of the next service", w.service("small", "other"), "")
+			is(t, `address of service "other" in a network without free slices`, w.service("small", "other"), "")
 			w.now += SliceRest + second
 			w.ok(w.assign("y", "b"))
-			is(t, "slice", w.slice("small", "b"), "192.168.7.64/26")
+			is(t, `slice of node "b" in network small`, w.slice("small", "b"), "192.168.7.64/26")
 		}},
 		{"a network of one slice has no addresses for services", func(t *testing.T, w *world) {
 			w.ok(putNetwork("tiny", "192.168.7.0/26"))
 			w.ok(put("web", serving("", "tiny")))
-			is(t, "address", w.service("tiny", "web"), "")
+			is(t, "address of service web in network tiny", w.service("tiny", "web"), "")
 		}},
 		{"services take at most half of the slices", func(t *testing.T, w *world) {
 			w.ok(putNetwork("quarter", "192.168.7.0/24"))
@@ -119,12 +119,12 @@ func TestServiceAddresses(t *testing.T) {
 				w.ok(put(fmt.Sprint("s", i), serving("", "quarter")))
 			}
 			is(t, "address of the last service that gets one", w.service("quarter", "s123"), "192.168.7.190")
-			is(t, "address of the next service", w.service("quarter", "s124"), "")
+			is(t, "address of the service after that", w.service("quarter", "s124"), "")
 		}},
 		{"a system workload keeps the address of its members", func(t *testing.T, w *world) {
 			start(w)
 			w.ok(put("agent", serving("", "back"), demand(func(d *commandv1.Demand) { d.Template = &commandv1.Template{Kind: TemplateSystem} })))
-			is(t, "address", w.service("back", "agent"), "10.216.15.193")
+			is(t, "address of service agent in network back", w.service("back", "agent"), "10.216.15.193")
 		}},
 	})
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/persys/compute/fsm/rollout"
 )
 
-// operator is in place of a namespace in the arguments of shared: the caller is not confined, but no admin.
+// operator takes the place of a namespace in the arguments of shared: the caller may act in all namespaces,
+// but is not an admin.
 const operator = "*"
 
 // shared adds to the head of a command the shares that the leader and confined users have.
@@ -103,7 +104,7 @@ func TestSharesOfWhatTheClusterCreates(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			room := shopOf(t, half-2)
 			tt.store(room, "shop")
-			is(t, "the refusal within the share", tt.create(room), "")
+			is(t, "refusal of a workload within the share of the namespace", tt.create(room), "")
 
 			full := shopOf(t, half-1)
 			tt.store(full, "shop")
@@ -113,12 +114,12 @@ func TestSharesOfWhatTheClusterCreates(t *testing.T) {
 			}
 			full.s = again
 			if why := tt.create(full); !strings.Contains(why, `namespace "shop" is full`) {
-				t.Errorf("above the share of the namespace the answer is %q, want a refusal", why)
+				t.Errorf("a workload above the share of the namespace got the answer %q, want a refusal that says that the namespace is full", why)
 			}
 
 			full = shopOf(t, half-1)
 			tt.store(full, operator)
-			is(t, "the refusal above half, of what an operator in all namespaces applied", tt.create(full), "")
+			is(t, "refusal of a workload above the share, from a specification of an operator in all namespaces", tt.create(full), "")
 
 			for _, by := range []string{"shop", operator} {
 				nearly := shopOf(t, 0)
@@ -128,7 +129,7 @@ func TestSharesOfWhatTheClusterCreates(t *testing.T) {
 					nearly.ok(put("more-"+decimal(int(i)), specOf(1)))
 				}
 				if why := tt.create(nearly); !strings.Contains(why, "the last 5 % are for admins") {
-					t.Errorf("within the last 5 %%, of what %q applied, the answer is %q, want a refusal", by, why)
+					t.Errorf("a workload in the last 5 %% of the limit, from a specification of %q, got the answer %q, want a refusal", by, why)
 				}
 			}
 
@@ -137,7 +138,7 @@ func TestSharesOfWhatTheClusterCreates(t *testing.T) {
 			for i := range 244 - admins.s.Total().Workloads {
 				admins.ok(put("more-"+decimal(int(i)), inNamespace("shop"), specOf(1)))
 			}
-			is(t, "the refusal of a workload from the specification of an admin", tt.create(admins), "")
+			is(t, "refusal of a workload from a specification of an admin", tt.create(admins), "")
 		})
 	}
 }
@@ -158,16 +159,16 @@ func TestFormerSpecificationsYieldToTheShare(t *testing.T) {
 	for i := range 8 {
 		w.ok(w.shared(put("site", specOf(200<<10), content("c1:"+decimal(i))), "shop"))
 	}
-	is(t, "former revisions of a large workload", len(w.s.Revisions("site"))-1, 1)
+	is(t, "number of former revisions of the large workload", len(w.s.Revisions("site"))-1, 1)
 	w.ok(w.shared(put("site", specOf(250<<10), content("c1:9")), "shop"))
-	is(t, "former revisions after the present revision has grown", len(w.s.Revisions("site"))-1, 0)
+	is(t, "number of former revisions after the present revision has grown", len(w.s.Revisions("site"))-1, 0)
 	w.ok(w.shared(put("more", specOf(250<<10)), "shop"))
 
 	// An admin's namespace has history until the whole state is nearly full.
 	w = shopOf(t, 0)
 	w.ok(put("site", specOf(250<<10), content("c1:1")))
 	w.ok(put("site", specOf(250<<10), content("c1:2")))
-	is(t, "former revisions of an admin's workload", len(w.s.Revisions("site"))-1, 1)
+	is(t, "number of former revisions of a workload in a namespace of admins", len(w.s.Revisions("site"))-1, 1)
 }
 
 // TestRevertsAreOutsideTheShares: an update of a confined user fails when the namespace is full. The
@@ -188,7 +189,7 @@ func TestRevertsAreOutsideTheShares(t *testing.T) {
 	next(&commandv1.AdvanceRollout{Take: []string{"web-0"}})
 	w.ok(put("full", inNamespace("shop"), specOf(500<<10)))
 	next(&commandv1.AdvanceRollout{Failure: "web-0 is not healthy", Revert: true})
-	is(t, "after the failure", string(w.rolled().Phase)+w.rolled().Reason, string(rollout.Running)+"web-0 is not healthy")
+	is(t, "phase of the update, and its reason, after the failure", string(w.rolled().Phase)+w.rolled().Reason, string(rollout.Running)+"web-0 is not healthy")
 	next(&commandv1.AdvanceRollout{Take: []string{"web-0"}})
-	is(t, "the specification that web-0 has again", len(w.workload("web-0").Spec), 150<<10)
+	is(t, `bytes of the specification that member "web-0" has again`, len(w.workload("web-0").Spec), 150<<10)
 }

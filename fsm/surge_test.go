@@ -56,12 +56,12 @@ func surgingWorld(t *testing.T, parallel, canary int, reverts bool) *world {
 
 func TestStartFirst(t *testing.T) {
 	w := surgingWorld(t, 1, 0, false)
-	is(t, "the surge member is made, and no member is changed", w.versions(), "1 1 1 2 Running")
-	is(t, "the surge member is not counted as a member of the group", Count(Members(w.s, "web")), 3)
+	is(t, "versions of the members and phase of the update: the surge member is made first", w.versions(), "1 1 1 2 Running")
+	is(t, "number of members of the group, without the surge member", Count(Members(w.s, "web")), 3)
 	is(t, "id of the surge member", w.extras(), "web-3")
 	again := w.ok(surging(group(2, 3, 1, false), 0))
-	is(t, "if the same specification is applied again, the update continues unchanged", again.Items[0].Unchanged, true)
-	is(t, "the continued update keeps its surge member", w.extras(), "web-3")
+	is(t, "item 0 is Unchanged when the same specification is applied again", again.Items[0].Unchanged, true)
+	is(t, "surge members of the continued update", w.extras(), "web-3")
 	w.proceed()
 	is(t, "after the surge member has settled a member is changed", w.versions(), "2 1 1 2 Running")
 	for range 3 {
@@ -69,12 +69,12 @@ func TestStartFirst(t *testing.T) {
 	}
 	w.step()
 	is(t, "the update ends without surge members", w.versions(), "2 2 2 2 Completed")
-	is(t, "the surge member is being deleted", w.extras(), "")
-	is(t, "the record of the ended update lists no surge member", len(w.rolled().Members), 3)
+	is(t, "surge members that are not being deleted after the update", w.extras(), "")
+	is(t, "number of members in the record of the ended update", len(w.rolled().Members), 3)
 	w.ok(gone("web-3", "a", nil))
 	is(t, "the record of the surge member is gone once its node has removed it", w.versions(), "2 2 2 Completed")
-	is(t, "an update without a change makes no surge member", w.ok(surging(group(2, 3, 1, false), 0)).Items[0].Unchanged, true)
-	is(t, "versions after an update without a change", w.versions(), "2 2 2 Completed")
+	is(t, "item 0 of an update without a change is Unchanged", w.ok(surging(group(2, 3, 1, false), 0)).Items[0].Unchanged, true)
+	is(t, "versions of the members and phase of the update after an apply without a change", w.versions(), "2 2 2 Completed")
 }
 
 // TestSurgeMembersAreJudged: a policy that forbids only the extra members of an update refuses the update.
@@ -86,7 +86,7 @@ func TestSurgeMembersAreJudged(t *testing.T) {
 		privileged(p)
 	}
 	refused(t, w.do(next), NotAllowed, "workload web-3", "privileged")
-	is(t, "no surge member is made", w.extras(), "")
+	is(t, "surge members of a refused update", w.extras(), "")
 }
 
 // TestNoSurgeMemberIsLeft: after an update has ended or was replaced, in whatever way, none of its
@@ -97,26 +97,26 @@ func TestNoSurgeMemberIsLeft(t *testing.T) {
 		do   func(w *world)
 		want string // surge members that are left
 	}{
-		{"abort", func(w *world) { w.ok(rolloutAction("abort")); w.step() }, ""},
-		{"undo", func(w *world) { w.ok(rolloutAction("undo")); w.step() }, ""},
-		{"a failure with auto_revert", func(w *world) { w.ok(w.retry("web-3", 5, 0, true)); w.step(); w.step() }, ""},
-		{"another update that stops first", func(w *world) { w.ok(group(3, 3, 1, false)) }, ""},
-		{"another update without an update policy", func(w *world) { w.ok(group(3, 3, 0, false)) }, ""},
+		{"an abort deletes the surge member", func(w *world) { w.ok(rolloutAction("abort")); w.step() }, ""},
+		{"an undo deletes the surge member", func(w *world) { w.ok(rolloutAction("undo")); w.step() }, ""},
+		{"a failure with auto_revert deletes the surge member", func(w *world) { w.ok(w.retry("web-3", 5, 0, true)); w.step(); w.step() }, ""},
+		{"another update that stops first deletes the surge member", func(w *world) { w.ok(group(3, 3, 1, false)) }, ""},
+		{"another update without an update policy deletes the surge member", func(w *world) { w.ok(group(3, 3, 0, false)) }, ""},
 		{"another update that starts first keeps its surge member", func(w *world) { w.ok(surging(group(3, 3, 1, false), 0)) }, "web-3"},
-		{"an apply of the former specification", func(w *world) { w.ok(surging(group(1, 3, 1, false), 0)); w.step() }, ""},
-		{"an apply with more members", func(w *world) { w.ok(surging(group(2, 5, 1, false), 0)) }, ""},
-		{"an apply with fewer members", func(w *world) { w.ok(surging(group(2, 2, 1, false), 0)) }, ""},
+		{"an apply of the former specification deletes the surge member", func(w *world) { w.ok(surging(group(1, 3, 1, false), 0)); w.step() }, ""},
+		{"an apply with more members deletes the surge member", func(w *world) { w.ok(surging(group(2, 5, 1, false), 0)) }, ""},
+		{"an apply with fewer members deletes the surge member", func(w *world) { w.ok(surging(group(2, 2, 1, false), 0)) }, ""},
 		{"an apply with fewer members makes a surge member in its next step", func(w *world) { w.ok(surging(group(2, 2, 1, false), 0)); w.step() }, "web-2"},
-		{"a deletion of the group", func(w *world) {
+		{"a deletion of the group deletes the surge member", func(w *world) {
 			w.ok(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{GroupOf: "web"}}})
 		}, ""},
-		{"deletions of all members", func(w *world) {
+		{"deletions of all members delete the surge member", func(w *world) {
 			w.ok(rolloutAction("pause"))
 			for i := range 3 {
 				w.ok(remove(fmt.Sprintf("web-%d", i), true))
 			}
 		}, ""},
-		{"a deletion of the surge member", func(w *world) { w.ok(remove("web-3", false)) }, ""},
+		{"a deletion of the surge member ends it", func(w *world) { w.ok(remove("web-3", false)) }, ""},
 		{"a pause keeps the surge member", func(w *world) { w.ok(rolloutAction("pause")) }, "web-3"},
 		{"a snapshot keeps the surge member", func(w *world) {
 			read, err := ReadSnapshot(bytes.NewReader(snapshotBytes(w.t, w.s)))
@@ -125,16 +125,16 @@ func TestNoSurgeMemberIsLeft(t *testing.T) {
 			}
 			mustEqualStates(w.t, "out of a snapshot", read, w.s)
 		}, "web-3"},
-		{"a restore", func(w *world) { w.s = restoring(w.t, w.s, w.s) }, ""},
-		{"a restore of an earlier backup", func(w *world) { w.s = restoring(w.t, rollingWorld(w.t.(*testing.T)).s, w.s) }, ""},
-		{"a restore into a new cluster", func(w *world) { w.s = restoring(w.t, w.s, New()) }, ""},
+		{"a restore ends the update and its surge member", func(w *world) { w.s = restoring(w.t, w.s, w.s) }, ""},
+		{"a restore of an earlier backup ends the update and its surge member", func(w *world) { w.s = restoring(w.t, rollingWorld(w.t.(*testing.T)).s, w.s) }, ""},
+		{"a restore into a new cluster ends the update and its surge member", func(w *world) { w.s = restoring(w.t, w.s, New()) }, ""},
 		{"a recovery of the last replica keeps the surge member", func(w *world) { w.s = w.s.Recovered("r0", RestoreInfo{At: w.now}) }, "web-3"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := surgingWorld(t, 1, 0, true)
 			w.everybodyRuns()
 			c.do(w)
-			is(t, "surge members", w.extras(), c.want)
+			is(t, "surge members of group web", w.extras(), c.want)
 			if err := w.s.Check(); err != nil {
 				t.Error(err)
 			}
@@ -159,42 +159,42 @@ func TestRestoreRemovesSurgeMembers(t *testing.T) {
 	s := restoring(t, rollingWorld(t).s, w.s)
 	found := false
 	s.Residuals("a", func(r *Residual) bool { found = found || r.Workload == "web-3"; return true })
-	is(t, "node a has to remove web-3", found, true)
+	is(t, `node "a" has a residual of surge member "web-3"`, found, true)
 	_, known := s.Workload("web-3")
-	is(t, "web-3 has no record", known, false)
+	is(t, `surge member "web-3" has a record`, known, false)
 }
 
 func TestCanary(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(canaries(group(2, 3, 1, true), 1))
 	w.do(advance(GenerationPB(RolloutID(w.rolled())), &commandv1.AdvanceRollout{AwaitPromotion: true}))
-	is(t, "an update does not wait for its promotion because a command says so", w.rolled().Phase, rollout.Running)
-	is(t, "an update cannot be promoted before its canaries have settled", w.do(rolloutAction("promote")).Reason,
+	is(t, "phase of the update after a command to wait for the promotion too early", w.rolled().Phase, rollout.Running)
+	is(t, "refusal of a promotion before the canaries have settled", w.do(rolloutAction("promote")).Reason,
 		"the canaries of web have not settled yet: persysctl rollout status web")
 	w.step()
 	w.proceed()
 	is(t, "the update waits for its promotion", w.versions(), "2 1 1 AwaitPromotion")
-	is(t, "an event reports that the update waits", w.eventOf(EventRolloutAwaits).Message, "web")
+	is(t, "message of the event RolloutAwaits", w.eventOf(EventRolloutAwaits).Message, "web")
 	w.proceed()
-	is(t, "no member is changed meanwhile", w.versions(), "2 1 1 AwaitPromotion")
-	is(t, "the group is not scaled meanwhile", w.do(scaling(3, 4)).Reason,
+	is(t, "versions of the members and phase of the update while it waits for its promotion", w.versions(), "2 1 1 AwaitPromotion")
+	is(t, "refusal of a scale of the group while it waits for a promotion", w.do(scaling(3, 4)).Reason,
 		"web has an update that waits for its promotion: scale it when the update has ended (persysctl rollout status web), or apply a specification with another count")
 	again := w.ok(canaries(group(2, 3, 1, true), 1))
-	is(t, "the same apply again changes nothing", again.Items[1].Unchanged, true)
-	is(t, "the repeated apply does not promote the update", w.versions(), "2 1 1 AwaitPromotion")
+	is(t, "item 1 of the repeated apply is Unchanged", again.Items[1].Unchanged, true)
+	is(t, "versions of the members and phase of the update after the repeated apply", w.versions(), "2 1 1 AwaitPromotion")
 	read, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	mustEqualStates(t, "out of a snapshot", read, w.s)
-	is(t, "a resume changes nothing", w.do(rolloutAction("resume")).Kind, AlreadyDone)
+	is(t, "verdict on a resume of an update that is not paused", w.do(rolloutAction("resume")).Kind, AlreadyDone)
 	w.ok(w.says("web-0", "Failed"))
-	is(t, "an update is not promoted while a canary is down", w.do(rolloutAction("promote")).Reason,
+	is(t, "refusal of a promotion while a canary is down", w.do(rolloutAction("promote")).Reason,
 		"web-0, a canary, is not available: wait until it is, or persysctl rollout abort web")
 	w.everybodyRuns()
 	w.ok(rolloutAction("promote"))
-	is(t, "an event reports the promotion", w.eventOf(EventRolloutPromoted).Message, "web")
-	is(t, "a second promotion changes nothing", w.do(rolloutAction("promote")).Kind, AlreadyDone)
+	is(t, "message of the event RolloutPromoted", w.eventOf(EventRolloutPromoted).Message, "web")
+	is(t, "verdict on a second promotion", w.do(rolloutAction("promote")).Kind, AlreadyDone)
 	longer := canaries(group(2, 3, 1, true), 1)
 	longer.GetPutWorkloads().Update.HealthyDeadline = minute
 	w.ok(longer)
@@ -202,26 +202,26 @@ func TestCanary(t *testing.T) {
 	is(t, "after the promotion the other members are updated, even if a user applies another update policy", w.versions(), "2 2 1 Running")
 	w.proceed()
 	w.proceed()
-	is(t, "the update ends", w.versions(), "2 2 2 Completed")
-	is(t, "an ended update is not promoted", w.do(rolloutAction("promote")).Reason, "the update of web has ended")
-	is(t, "an ended update is not aborted", w.do(rolloutAction("abort")).Reason, "the update of web has ended: persysctl rollout undo web")
+	is(t, "versions of the members and phase of the update (the update ends)", w.versions(), "2 2 2 Completed")
+	is(t, "refusal of a promotion of an ended update", w.do(rolloutAction("promote")).Reason, "the update of web has ended")
+	is(t, "refusal of an abort of an ended update", w.do(rolloutAction("abort")).Reason, "the update of web has ended: persysctl rollout undo web")
 
 	w.ok(canaries(group(3, 3, 1, true), 1))
 	w.step()
 	w.proceed()
 	w.ok(rolloutAction("pause"))
-	is(t, "a paused update is not promoted", w.do(rolloutAction("promote")).Reason, "the update of web is paused: persysctl rollout resume web")
+	is(t, "refusal of a promotion of a paused update", w.do(rolloutAction("promote")).Reason, "the update of web is paused: persysctl rollout resume web")
 	w.ok(rolloutAction("resume"))
 	w.step()
 	is(t, "a resumed update waits again", w.versions(), "3 2 2 AwaitPromotion")
 	w.ok(rolloutAction("abort"))
-	is(t, "an abort is a revert", w.rolled().Reason, "aborted by request")
+	is(t, "reason of the update after an abort", w.rolled().Reason, "aborted by request")
 	w.step()
 	is(t, "the canary is reverted", w.versions(), "2 2 2 Running back")
 	w.proceed()
 	w.step()
 	is(t, "the revert does not wait for a promotion", w.versions(), "2 2 2 Completed back")
-	is(t, "a group without canaries is not promoted", func() string {
+	is(t, "refusal of a promotion in a group without canaries", func() string {
 		w.ok(group(4, 3, 1, true))
 		return w.do(rolloutAction("promote")).Reason
 	}(), "the update of web has no canaries: it needs `canary` in its `update`")
@@ -237,7 +237,7 @@ func TestCanaryFails(t *testing.T) {
 		w.proceed()
 		w.ok(w.says("web-0", "Failed"))
 		w.step()
-		is(t, "before its deadline", w.versions(), "2 1 1 AwaitPromotion")
+		is(t, "versions of the members and phase of the update (before its deadline)", w.versions(), "2 1 1 AwaitPromotion")
 		w.wait(30 * second)
 		w.step()
 		is(t, fmt.Sprintf("after its deadline, auto_revert %v", reverts), w.versions(), want)
@@ -253,9 +253,9 @@ func TestSurgingCanary(t *testing.T) {
 	is(t, "the update waits with both canaries", w.versions(), "1 1 1 2 2 AwaitPromotion")
 	w.ok(rolloutAction("abort"))
 	w.step()
-	is(t, "the canaries are deleted", w.extras(), "")
-	is(t, "no member was changed", strings.HasPrefix(w.versions(), "1 1 1 "), true)
-	is(t, "phase", w.rolled().Phase, rollout.Completed)
+	is(t, "surge members that are not being deleted", w.extras(), "")
+	is(t, "the members of the group have their former version", strings.HasPrefix(w.versions(), "1 1 1 "), true)
+	is(t, "phase of the update", w.rolled().Phase, rollout.Completed)
 }
 
 // TestRevertOfAStartFirstUpdate: a start-first update fails and is reverted. Its extra members (surge members) that
@@ -267,10 +267,10 @@ func TestRevertOfAStartFirstUpdate(t *testing.T) {
 	w.ok(w.says("web-0", "Failed"))
 	w.wait(30 * second)
 	w.step()
-	is(t, "the update is reverted and keeps the surge member", w.extras()+": "+w.versions(), "web-3: 2 1 1 2 Running back")
+	is(t, "surge members, and versions of the members and phase of the reverted update", w.extras()+": "+w.versions(), "web-3: 2 1 1 2 Running back")
 	w.step()
 	w.proceed()
-	is(t, "the member has its former specification, and the surge member is deleted", w.extras()+": "+w.versions(), ": 1 1 1 2 Completed back")
+	is(t, "surge members, and versions of the members and phase after the revert", w.extras()+": "+w.versions(), ": 1 1 1 2 Completed back")
 }
 
 // TestSurgeMemberHasNoRoom: if the quota has no room for a surge member (an extra member that starts first), the
@@ -280,9 +280,9 @@ func TestSurgeMemberHasNoRoom(t *testing.T) {
 	w.ok(putNamespace(DefaultNamespace, limits(350, 0, 0, 0)))
 	w.ok(surging(group(2, 3, 1, false), 0))
 	w.step()
-	is(t, "the update pauses", w.versions(), "1 1 1 Paused")
+	is(t, "versions of the members and phase of the update (the update pauses)", w.versions(), "1 1 1 Paused")
 	if why := w.rolled().Reason; !strings.Contains(why, "over the quota") || !strings.Contains(why, "no room for an extra member of web") {
-		t.Errorf("the rollout paused with reason %q, want one that says that the extra member is over the quota", why)
+		t.Errorf("the rollout paused with reason %q, want one that says that the quota has no room for an extra member", why)
 	}
 	w.ok(putNamespace(DefaultNamespace, limits(400, 0, 0, 0)))
 	w.ok(rolloutAction("resume"))
@@ -305,7 +305,7 @@ func TestSurgeMemberNeedsItsPort(t *testing.T) {
 		{Workload: "web-3", IfGeneration: w.generation("web-3"), Code: CodeUnplaced, Message: "0/1 nodes fit: 1 host ports"}}}}})
 	w.wait(30 * second)
 	w.step()
-	is(t, "reason", w.rolled().Reason, "web-3: 0/1 nodes fit: 1 host ports; an extra member needs a node where host port 8080/tcp is free (for 30 s)")
+	is(t, "reason in the record of the update", w.rolled().Reason, "web-3: 0/1 nodes fit: 1 host ports; an extra member needs a node where host port 8080/tcp is free (for 30 s)")
 	is(t, "no member was changed", w.versions(), "1 1 1 2 Paused")
 }
 
@@ -329,11 +329,11 @@ func TestSurgeMembersAreNotAssembled(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, left := s.r.residuals.Get(pair("a", "web-3"))
-	is(t, "the node has to remove the surge member", left, true)
+	is(t, `node "a" has a residual of the surge member`, left, true)
 	x, known := s.Workload("web-3")
-	is(t, "the surge member is being deleted", known && x.Desired == DesiredDeleted, true)
+	is(t, "the surge member has a record and is being deleted", known && x.Desired == DesiredDeleted, true)
 	x, _ = s.Workload("web-0")
-	is(t, "node of the ordinary member", x.Node, "a")
+	is(t, "node of the member that is no surge member", x.Node, "a")
 }
 
 func TestSurgeFaults(t *testing.T) {
@@ -362,7 +362,7 @@ func TestSurgeFaults(t *testing.T) {
 		}
 		c.change(c2.GetPutWorkloads())
 		if err := w.do(c2).Err(); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: got error %v, want %q", name, err, c.want)
+			t.Errorf("a put of the group with this fault: %s, returned error %v, want a refusal with %q", name, err, c.want)
 		}
 		is(t, name+": versions", w.versions(), "1 1 1")
 	}

@@ -21,7 +21,7 @@ func (w *world) member(template, node string) *commandv1.MemberChange {
 	return &commandv1.MemberChange{Template: template, IfGeneration: w.generation(template), Node: node}
 }
 
-// noMember returns the change that deletes the member for a node.
+// noMember returns the change that deletes the member of a system workload for a node.
 func (w *world) noMember(template, node string) *commandv1.MemberChange {
 	c := w.member(template, node)
 	c.Delete, c.Message = true, "the node no longer matches"
@@ -86,7 +86,7 @@ func TestMembersOfASystemWorkload(t *testing.T) {
 	t.Run("a node gets only one member of a system workload", func(t *testing.T) {
 		w := start(t)
 		if r := w.do(placeMembers(w.member("log", "a"))); r.Skipped != 1 || !strings.Contains(r.Reason, "already") {
-			t.Errorf("a second member for node a gave the result %+v, want it skipped", r)
+			t.Errorf("a command that creates a second member for node a returned %+v, want it skipped", r)
 		}
 	})
 	t.Run("an id that is taken or too long is replaced by a hash", func(t *testing.T) {
@@ -96,11 +96,11 @@ func TestMembersOfASystemWorkload(t *testing.T) {
 		w.ok(placeMembers(w.member("log", "a")))
 		m, ok := MemberOf(w.s, "log", "a")
 		if !ok || m.ID != HashedID("log", "a") {
-			t.Fatalf("MemberOf returned %v, %t; want a member with a hashed id", m, ok)
+			t.Fatalf("for node a MemberOf returned the member %v (found: %t), want a member with a hashed id", m, ok)
 		}
 		w.ok(remove("log-a", true))
 		if r := w.do(placeMembers(w.member("log", "a"))); r.Skipped != 1 {
-			t.Errorf("once the plain id was free, a second member for node a gave the result %+v, want it skipped", r)
+			t.Errorf("after the plain id has become free, a command that creates another member for node a returned %+v, want it skipped", r)
 		}
 	})
 	t.Run("members follow the put of their system workload", func(t *testing.T) {
@@ -108,7 +108,7 @@ func TestMembersOfASystemWorkload(t *testing.T) {
 		w.ok(put("log", systemPut, func(p *commandv1.WorkloadPut) { p.Content = "c1:bb" }))
 		for _, id := range []string{"log-a", "log-b"} {
 			if m, _ := w.s.Workload(id); m.Content != "c1:bb" || m.Run.Node == "" || m.Owner != "log" {
-				t.Errorf("member %s has content %s, want c1:bb, the content of its system workload", id, m.Content)
+				t.Errorf("member %s has content %s, want c1:bb as its system workload", id, m.Content)
 			}
 		}
 	})
@@ -122,7 +122,7 @@ func TestMembersOfASystemWorkload(t *testing.T) {
 		w.ok(updated("log"))
 		r, ok := w.s.Rollout("log")
 		if m, _ := w.s.Workload("log-a"); !ok || len(r.Members) != 2 || m.Content == "c1:bb" {
-			t.Fatalf("the update is %+v, want two members that still wait", r)
+			t.Fatalf("the update is %+v, want one of two members, and member log-a without the new content", r)
 		}
 		w.ok(&commandv1.Command{Body: &commandv1.Command_SetRollout{SetRollout: &commandv1.SetRollout{Group: "log", Action: "undo"}}})
 		if after, _ := w.s.Workload("log"); after.Content != before.Content {

@@ -116,48 +116,48 @@ func TestCronCreatesEachRunOnce(t *testing.T) {
 	one := w.cronStep("nightly", "nightly-1", 2*minute)
 	w.ok(createRuns(one))
 	res := w.do(createRuns(one))
-	is(t, "repeated step is skipped", res.Skipped, 1)
+	is(t, "number of skipped items of a repeated cron step", res.Skipped, 1)
 	run := w.workload("nightly-1")
-	is(t, "owner", run.Owner, "nightly")
-	is(t, "scheduled at", run.Run.ScheduledAt, minute)
-	is(t, "sealed for", run.SpecID(), "nightly")
-	is(t, "run is pending", run.WantsPlace(), true)
+	is(t, "owner of the run", run.Owner, "nightly")
+	is(t, "time of the schedule in the record of the run", run.Run.ScheduledAt, minute)
+	is(t, "id for which the secrets of the run are sealed", run.SpecID(), "nightly")
+	is(t, "the run waits for a node", run.WantsPlace(), true)
 	of := w.workload("nightly")
-	is(t, "template is not pending", of.WantsPlace(), false)
-	is(t, "status", of.Status, StatusRunning)
-	is(t, "next", of.Template.Next, 2*minute)
-	is(t, "last run", of.Template.LastRun, "nightly-1")
+	is(t, "the template waits for a node", of.WantsPlace(), false)
+	is(t, `status of workload "nightly"`, of.Status, StatusRunning)
+	is(t, "next start time of cron nightly", of.Template.Next, 2*minute)
+	is(t, "newest run of cron nightly", of.Template.LastRun, "nightly-1")
 	back := w.cronStep("nightly", "nightly-2", minute)
-	is(t, "a step back in time is skipped", w.do(createRuns(back)).Skipped, 1)
+	is(t, "number of skipped items of a cron step that goes back in time", w.do(createRuns(back)).Skipped, 1)
 	foreign := w.cronStep("nightly", "other-2", 3*minute)
-	is(t, "a run with a foreign id is skipped", w.do(createRuns(foreign)).Skipped, 1)
-	is(t, "the template is not assigned", w.do(w.assign("nightly", "a")).Skipped, 1)
+	is(t, "number of skipped items of a cron step whose run has the id of another workload", w.do(createRuns(foreign)).Skipped, 1)
+	is(t, "number of skipped items of an assignment of the template", w.do(w.assign("nightly", "a")).Skipped, 1)
 }
 
 // TestCronConcurrency: a cron lets runs overlap, starts none while one is active, or replaces the active one.
 func TestCronConcurrency(t *testing.T) {
-	t.Run("allow", func(t *testing.T) {
+	t.Run("concurrency allow lets runs overlap", func(t *testing.T) {
 		w := fired(t, 2)
-		is(t, "first run is active", w.workload("nightly-1").Active(), true)
-		is(t, "second run is active", w.workload("nightly-2").Active(), true)
+		is(t, "the first run is active", w.workload("nightly-1").Active(), true)
+		is(t, "the second run is active", w.workload("nightly-2").Active(), true)
 	})
-	t.Run("forbid", func(t *testing.T) {
+	t.Run("concurrency forbid starts no run while another is active", func(t *testing.T) {
 		w := fired(t, 1, concurrency(ConcurrencyForbid))
-		is(t, "skipped", w.do(createRuns(w.cronStep("nightly", "nightly-2", 3*minute))).Skipped, 1)
+		is(t, "number of skipped items of the command", w.do(createRuns(w.cronStep("nightly", "nightly-2", 3*minute))).Skipped, 1)
 		refused(t, w.do(startRun("nightly", "nightly-k", "k")), Conflict, "nightly-1", "forbid")
 		w.finish("nightly-1", true)
 		w.ok(createRuns(w.cronStep("nightly", "nightly-2", 3*minute)))
-		is(t, "next run is active", w.workload("nightly-2").Active(), true)
+		is(t, "the next run is active after the first has ended", w.workload("nightly-2").Active(), true)
 	})
-	t.Run("replace", func(t *testing.T) {
+	t.Run("concurrency replace ends the active run", func(t *testing.T) {
 		w := fired(t, 1, concurrency(ConcurrencyReplace))
 		w.ok(w.assign("nightly-1", "a"))
 		w.run("nightly-1")
 		w.ok(createRuns(w.cronStep("nightly", "nightly-2", 3*minute)))
-		is(t, "replaced run has failed", w.workload("nightly-1").Reason.Code, CodeReplaced)
+		is(t, "reason code of the replaced run", w.workload("nightly-1").Reason.Code, CodeReplaced)
 		_, left := w.s.Residual("a", "nightly-1")
-		is(t, "the node of the replaced run must remove the instance", left, true)
-		is(t, "new run is active", w.workload("nightly-2").Active(), true)
+		is(t, `node "a" has a residual of the replaced run`, left, true)
+		is(t, "the new run is active", w.workload("nightly-2").Active(), true)
 	})
 }
 
@@ -168,11 +168,11 @@ func TestCronKeepsHistory(t *testing.T) {
 	w.finish("nightly-1", true)
 	w.finish("nightly-2", true)
 	w.finish("nightly-3", false)
-	is(t, "the newest success stays", w.do(expireJob(w.generation("nightly-2"), "nightly-2")).Skipped, 1)
+	is(t, "number of skipped deletions of the newest successful run", w.do(expireJob(w.generation("nightly-2"), "nightly-2")).Skipped, 1)
 	w.ok(expireJob(w.generation("nightly-1"), "nightly-1"))
 	w.ok(expireJob(w.generation("nightly-3"), "nightly-3"))
-	is(t, "the time of the last success stays", w.workload("nightly").Template.LastSuccess > 0, true)
-	is(t, "the time of the last failure stays", w.workload("nightly").Template.LastFailure > 0, true)
+	is(t, "the cron has a time of its last success", w.workload("nightly").Template.LastSuccess > 0, true)
+	is(t, "the cron has a time of its last failure", w.workload("nightly").Template.LastFailure > 0, true)
 }
 
 // TestTemplateChanges: a change of the image keeps the next time of a template; a change of its schedule, or
@@ -181,17 +181,17 @@ func TestCronKeepsHistory(t *testing.T) {
 func TestTemplateChanges(t *testing.T) {
 	w := fired(t, 1)
 	w.ok(put("nightly", cron(), content("c1:bbbbbbbbbbbbbbbbbbbb")))
-	is(t, "another image keeps the next time", w.workload("nightly").Template.Next, 2*minute)
-	is(t, "the active run keeps its specification", w.workload("nightly-1").Content != w.workload("nightly").Content, true)
+	is(t, "next start time of cron nightly after a change of its image", w.workload("nightly").Template.Next, 2*minute)
+	is(t, "the active run has another content than the changed cron", w.workload("nightly-1").Content != w.workload("nightly").Content, true)
 	w.ok(createRuns(w.cronStep("nightly", "nightly-2", 3*minute)))
-	is(t, "the next run has the new specification", w.workload("nightly-2").Content, "c1:bbbbbbbbbbbbbbbbbbbb")
+	is(t, "content of the next run", w.workload("nightly-2").Content, "c1:bbbbbbbbbbbbbbbbbbbb")
 	w.ok(put("nightly", cron(func(c *commandv1.Cron) { c.Schedule = "@daily" })))
-	is(t, "another schedule forgets the next time", w.workload("nightly").Template.Next, int64(0))
+	is(t, "next start time of cron nightly after a change of its schedule", w.workload("nightly").Template.Next, int64(0))
 	w.ok(createRuns(w.cronStep("nightly", "", 5*minute)))
 	w.ok(setDesired("nightly", "Stopped"))
-	is(t, "suspended", w.workload("nightly").Status, StatusStopped)
-	is(t, "a suspended cron has no next time", w.workload("nightly").Template.Next, int64(0))
-	is(t, "a suspended cron does not fire", w.do(createRuns(w.cronStep("nightly", "", 6*minute))).Skipped, 1)
+	is(t, `status of workload "nightly"`, w.workload("nightly").Status, StatusStopped)
+	is(t, "next start time of cron nightly while it is suspended", w.workload("nightly").Template.Next, int64(0))
+	is(t, "number of skipped steps of a suspended cron", w.do(createRuns(w.cronStep("nightly", "", 6*minute))).Skipped, 1)
 	refused(t, w.do(put("nightly")), Conflict, "delete it first")
 	refused(t, w.do(put("nightly", parameterized)), Conflict, "cannot become a parameterized job")
 	refused(t, w.do(put("nightly-1", job())), Conflict, `apply "nightly" instead`)
@@ -208,10 +208,10 @@ func TestDeletedTemplate(t *testing.T) {
 	w.run("nightly-1")
 	w.ok(remove("nightly", false))
 	_, there := w.s.Workload("nightly")
-	is(t, "the template is gone", there, false)
+	is(t, "the deleted cron has a record", there, false)
 	_, there = w.s.Workload("nightly-2")
-	is(t, "a run that waited is gone", there, false)
-	is(t, "a run on a node is being deleted", w.workload("nightly-1").Status, StatusDeleting)
+	is(t, "the run without a node has a record", there, false)
+	is(t, `status of the run on node "a"`, w.workload("nightly-1").Status, StatusDeleting)
 }
 
 // TestStartRun: a start with a key that was used before starts no second run, even after the first run was
@@ -220,10 +220,10 @@ func TestStartRun(t *testing.T) {
 	w := formed(t, "a")
 	w.ok(put("encode", parameterized))
 	w.ok(startRun("encode", "encode-1", "k"))
-	is(t, "the same key again", w.do(startRun("encode", "encode-1", "k")).Kind, AlreadyDone)
+	is(t, "verdict on a second start with the same key", w.do(startRun("encode", "encode-1", "k")).Kind, AlreadyDone)
 	refused(t, w.do(startRun("encode", "encode-1", "other")), Conflict, "taken")
 	w.ok(remove("encode-1", false))
-	is(t, "the same key after a delete", w.do(startRun("encode", "encode-1", "k")).Kind, AlreadyDone)
+	is(t, "verdict on a start with the same key after its run was deleted", w.do(startRun("encode", "encode-1", "k")).Kind, AlreadyDone)
 	old := w.generation("encode")
 	w.ok(put("encode", parameterized, content("c1:bbbbbbbbbbbbbbbbbbbb")))
 	c := startRun("encode", "encode-2", "k2")
@@ -243,13 +243,13 @@ func TestCronWithoutQuota(t *testing.T) {
 	w.ok(put("nightly", cron(), func(p *commandv1.WorkloadPut) { p.Namespace = "n1" }))
 	w.ok(createRuns(w.cronStep("nightly", "", minute)))
 	w.ok(createRuns(w.cronStep("nightly", "nightly-1", 2*minute)))
-	is(t, "next", w.workload("nightly").Template.Next, 2*minute)
+	is(t, "next start time of cron nightly", w.workload("nightly").Template.Next, 2*minute)
 	_, there := w.s.Workload("nightly-1")
-	is(t, "no run", there, false)
+	is(t, `run "nightly-1" has a record`, there, false)
 	last := Event{}
 	w.s.EventsBack(func(e *Event) bool { last = *e; return false })
-	is(t, "event", last.Type, EventCronMissed)
-	is(t, "cause", strings.Contains(last.Message, "quota"), true)
+	is(t, "type of the last event", last.Type, EventCronMissed)
+	is(t, "the message of the event names the quota", strings.Contains(last.Message, "quota"), true)
 }
 
 // TestActiveRunsAreBounded: with 1,000 runs that have not ended, a template gets no further one until a run ends.
@@ -278,6 +278,6 @@ func TestTemplatesInSnapshots(t *testing.T) {
 	}
 	n := 0
 	s.Children("nightly", func(c *Workload) bool { n++; return c.Run.ScheduledAt > 0 })
-	is(t, "children", n, 2)
-	is(t, "digest", s.Info().Digest, w.s.Info().Digest)
+	is(t, "number of children of the template", n, 2)
+	is(t, "Digest in the state", s.Info().Digest, w.s.Info().Digest)
 }

@@ -37,11 +37,11 @@ func TestTombstonesOfDeletedWorkloads(t *testing.T) {
 			w.place("web", "a", hostPort(80))
 			w.ok(remove("web", true))
 			g, ok := w.s.Tombstone("web")
-			is(t, "tombstone", ok, true)
-			is(t, "node", g.Node, "a")
-			is(t, "generation", g.Generation, Generation{Incarnation: w.s.Info().Incarnation, Sequence: w.s.Info().Sequence})
-			is(t, "ports", len(g.Claims.Ports), 1)
-			is(t, "at", g.At, w.now)
+			is(t, `there is a tombstone of workload "web"`, ok, true)
+			is(t, "node in the tombstone", g.Node, "a")
+			is(t, "generation in the tombstone", g.Generation, Generation{Incarnation: w.s.Info().Incarnation, Sequence: w.s.Info().Sequence})
+			is(t, "number of host ports in the tombstone", len(g.Claims.Ports), 1)
+			is(t, "time of the tombstone", g.At, w.now)
 		}},
 		{"a delete that ends with its last residual leaves a tombstone", func(t *testing.T, w *world) {
 			w.place("web", "a")
@@ -49,28 +49,28 @@ func TestTombstonesOfDeletedWorkloads(t *testing.T) {
 			is(t, "number of tombstones while the workload is being deleted", w.s.TombstoneCount(), 0)
 			w.ok(gone("web", "a", nil))
 			g, _ := w.s.Tombstone("web")
-			is(t, "node", g.Node, "a")
+			is(t, "node in the tombstone", g.Node, "a")
 		}},
 		{"a returning node that still runs the workload gets a residual until the instance is gone", func(t *testing.T, w *world) {
 			told := deletedWhileFenced(w, hostPort(80))
 			w.ok(saysOf("web", "a", "Running", told))
 			r, ok := w.s.Residual("a", "web")
-			is(t, "residual", ok, true)
-			is(t, "reason", r.Reason, CodeLeftBehind)
-			is(t, "the residual is newer than the instance on the node", order.GenerationOf(told).Less(r.Generation), true)
-			is(t, "event", w.eventOf(EventDriftDetected).Node, "a")
+			is(t, "there is a residual of the workload", ok, true)
+			is(t, `reason of the residual of workload "web" on node "a"`, r.Reason, CodeLeftBehind)
+			is(t, "the generation of the residual is above that of the instance on the node", order.GenerationOf(told).Less(r.Generation), true)
+			is(t, "node of the event DriftDetected", w.eventOf(EventDriftDetected).Node, "a")
 			holder, _ := w.s.PortHolder(w.node("a").Engine(), HostPort{Port: 80, Protocol: "tcp"})
-			is(t, "the residual holds the host port", holder, "web")
-			is(t, "workloads", w.s.WorkloadCount(), 0)
+			is(t, "workload that holds port 80", holder, "web")
+			is(t, "number of workloads in the state", w.s.WorkloadCount(), 0)
 			w.ok(gone("web", "a", GenerationPB(r.Generation)))
-			is(t, "residuals", w.s.ResidualCount(), 0)
-			is(t, "tombstones", w.s.TombstoneCount(), 1)
+			is(t, "number of residuals in the state", w.s.ResidualCount(), 0)
+			is(t, "number of tombstones in the state", w.s.TombstoneCount(), 1)
 		}},
 		{"a second report of the instance changes nothing", func(t *testing.T, w *world) {
 			told := deletedWhileFenced(w)
 			w.ok(saysOf("web", "a", "Running", told))
 			w.do(saysOf("web", "a", "Failed", told))
-			is(t, "changes", len(w.last), 0)
+			is(t, "number of records that the last command changed", len(w.last), 0)
 		}},
 		{"a node that was removed and registers again gets a residual", func(t *testing.T, w *world) {
 			w.place("web", "a")
@@ -80,14 +80,14 @@ func TestTombstonesOfDeletedWorkloads(t *testing.T) {
 			w.ok(remove("web", false))
 			w.ok(register("a"))
 			w.ok(saysOf("web", "a", "Running", told))
-			is(t, "residuals", w.s.ResidualCount(), 1)
+			is(t, "number of residuals in the state", w.s.ResidualCount(), 1)
 		}},
 		{"a workload that is created again has no tombstone, and its older instance is a residual", func(t *testing.T, w *world) {
 			told := deletedWhileFenced(w)
 			w.ok(put("web"))
-			is(t, "tombstones", w.s.TombstoneCount(), 0)
+			is(t, "number of tombstones in the state", w.s.TombstoneCount(), 0)
 			w.ok(saysOf("web", "a", "Running", told))
-			is(t, "residuals", w.s.ResidualCount(), 1)
+			is(t, "number of residuals in the state", w.s.ResidualCount(), 1)
 		}},
 		{"a second delete replaces the tombstone", func(t *testing.T, w *world) {
 			deletedWhileFenced(w)
@@ -95,18 +95,18 @@ func TestTombstonesOfDeletedWorkloads(t *testing.T) {
 			w.ok(put("web"))
 			w.ok(remove("web", false))
 			last, _ := w.s.Tombstone("web")
-			is(t, "newer", first.Generation.Less(last.Generation) && first.Index < last.Index, true)
-			is(t, "tombstones", w.s.TombstoneCount(), 1)
+			is(t, "generation and index of the second tombstone are above those of the first", first.Generation.Less(last.Generation) && first.Index < last.Index, true)
+			is(t, "number of tombstones in the state", w.s.TombstoneCount(), 1)
 		}},
 	})
 	for _, c := range []struct {
 		name string
 		said func(w *world, told *commandv1.Generation) Command
 	}{
-		{"gone", func(_ *world, g *commandv1.Generation) Command { return gone("web", "a", g) }},
-		{"Missing", func(_ *world, g *commandv1.Generation) Command { return saysOf("web", "a", "Missing", g) }},
-		{"a report without a generation", func(*world, *commandv1.Generation) Command { return saysOf("web", "a", "Running", nil) }},
-		{"a generation newer than the tombstone", func(w *world, g *commandv1.Generation) Command {
+		{"an instance that is gone", func(_ *world, g *commandv1.Generation) Command { return gone("web", "a", g) }},
+		{"the state Missing", func(_ *world, g *commandv1.Generation) Command { return saysOf("web", "a", "Missing", g) }},
+		{"a running instance without a generation", func(*world, *commandv1.Generation) Command { return saysOf("web", "a", "Running", nil) }},
+		{"a running instance of a generation newer than the tombstone", func(w *world, g *commandv1.Generation) Command {
 			return saysOf("web", "a", "Running", &commandv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence + 1000})
 		}},
 		{"a running instance while the node is down", func(w *world, g *commandv1.Generation) Command {
@@ -115,10 +115,10 @@ func TestTombstonesOfDeletedWorkloads(t *testing.T) {
 		}},
 		{"a running instance on an unknown node", func(_ *world, g *commandv1.Generation) Command { return saysOf("web", "z", "Running", g) }},
 	} {
-		prove4([]fact{{"no residual after a report of " + c.name, func(t *testing.T, w *world) {
+		prove4([]fact{{"a node gets no residual of a deleted workload after a report of " + c.name, func(t *testing.T, w *world) {
 			told := deletedWhileFenced(w)
-			is(t, "skipped", w.do(c.said(w, told)).Skipped, 1)
-			is(t, "residuals", w.s.ResidualCount(), 0)
+			is(t, "number of skipped items of the command", w.do(c.said(w, told)).Skipped, 1)
+			is(t, "number of residuals in the state", w.s.ResidualCount(), 0)
 		}}})
 	}
 }
@@ -143,7 +143,7 @@ func TestTombstonesAreBounded(t *testing.T) {
 	if err := s.Check(); err != nil {
 		t.Fatal(err)
 	}
-	is(t, "tombstones", s.TombstoneCount(), MaxTombstones)
+	is(t, "number of tombstones in the state", s.TombstoneCount(), MaxTombstones)
 	for i := range over + 1 {
 		_, ok := s.Tombstone(fmt.Sprintf("w%d", MaxTombstones+over-i))
 		is(t, fmt.Sprintf("the workload that was deleted as number %d has a tombstone", i+1), ok, i == over)
@@ -164,14 +164,14 @@ func TestRestoredTombstones(t *testing.T) {
 			s := restored(t, backup, w.s)
 			_, before := s.Tombstone("old")
 			_, since := s.Tombstone("new")
-			is(t, "tombstone of a workload that was deleted before the backup", before, true)
-			is(t, "tombstone of a workload that was deleted after the backup", since, true)
+			is(t, "the workload that was deleted before the backup has a tombstone", before, true)
+			is(t, "the workload that was deleted after the backup has a tombstone", since, true)
 		}},
 		{"a restored workload has no tombstone", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			backup := w.s
 			w.ok(remove("web", false))
-			is(t, "tombstones", restored(t, backup, w.s).TombstoneCount(), 0)
+			is(t, "number of tombstones in the state", restored(t, backup, w.s).TombstoneCount(), 0)
 		}},
 		{"a workload that the backup lacks is not deleted", func(t *testing.T, w *world) {
 			backup := w.s
@@ -179,8 +179,8 @@ func TestRestoredTombstones(t *testing.T) {
 			w.run("web")
 			told := w.generation("web")
 			next := w.withState(restored(t, backup, w.s))
-			is(t, "skipped", next.do(saysOf("web", "a", "Running", told)).Skipped, 1)
-			is(t, "residuals", next.s.ResidualCount(), 0)
+			is(t, "number of skipped items of the command", next.do(saysOf("web", "a", "Running", told)).Skipped, 1)
+			is(t, "number of residuals in the state", next.s.ResidualCount(), 0)
 		}},
 		{"a workload that was created again after the backup is not deleted", func(t *testing.T, w *world) {
 			w.ok(put("web"))
@@ -189,16 +189,16 @@ func TestRestoredTombstones(t *testing.T) {
 			w.place("web", "a")
 			told := w.generation("web")
 			next := w.withState(restored(t, backup, w.s))
-			is(t, "tombstones", next.s.TombstoneCount(), 1)
-			is(t, "skipped", next.do(saysOf("web", "a", "Running", told)).Skipped, 1)
-			is(t, "residuals", next.s.ResidualCount(), 0)
+			is(t, "number of tombstones in the state", next.s.TombstoneCount(), 1)
+			is(t, "number of skipped items of the command", next.do(saysOf("web", "a", "Running", told)).Skipped, 1)
+			is(t, "number of residuals in the state", next.s.ResidualCount(), 0)
 		}},
 		{"tombstones of another cluster are not restored", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(remove("web", false))
 			other := uninitialised(t)
 			other.ok(initCluster("c2"))
-			is(t, "tombstones", restored(t, w.s, other.s).TombstoneCount(), 0)
+			is(t, "number of tombstones in the state", restored(t, w.s, other.s).TombstoneCount(), 0)
 		}},
 	} {
 		t.Run(f.name, func(t *testing.T) { f.run(t, formed(t, "a", "b")) })

@@ -90,9 +90,9 @@ func TestClusterKey(t *testing.T) {
 	proveTrust(t, []fact{
 		{"the first cluster key cannot be replaced", func(t *testing.T, w *world) {
 			w.ok(pin("00112233aabbccdd"))
-			is(t, "again", w.do(pin("00112233aabbccdd")).Kind, AlreadyDone)
+			is(t, "verdict on the repeated command", w.do(pin("00112233aabbccdd")).Kind, AlreadyDone)
 			refused(t, w.do(pin("ffffffffffffffff")), Conflict, "00112233aabbccdd", "ffffffffffffffff")
-			is(t, "pinned", w.s.Info().ClusterKeyID, "00112233aabbccdd")
+			is(t, "ClusterKeyID in the state", w.s.Info().ClusterKeyID, "00112233aabbccdd")
 		}},
 		{"a malformed id of a cluster key is refused", func(t *testing.T, w *world) {
 			refused(t, w.do(pin("00112233AABBCCDD")), Invalid, "key_id")
@@ -116,12 +116,12 @@ func TestCertificateAuthorities(t *testing.T) {
 	proveTrust(t, []fact{
 		{"the authority that became active last issues certificates", func(t *testing.T, w *world) {
 			end := w.now + 10*day
-			is(t, "issuer before any authority is stored", issuer(w, w.now), "")
+			is(t, "issuing authority before any is stored", issuer(w, w.now), "")
 			w.ok(authority("1", w.now, end))
 			w.ok(authority("2", w.now+day, end))
-			is(t, "issuer at the present time", issuer(w, w.now), "1")
-			is(t, "issuer after the second authority became active", issuer(w, w.now+2*day), "2")
-			is(t, "issuer after both authorities expired", issuer(w, end), "")
+			is(t, "issuing authority at the present time", issuer(w, w.now), "1")
+			is(t, "issuing authority after the second one became active", issuer(w, w.now+2*day), "2")
+			is(t, "issuing authority after both have expired", issuer(w, end), "")
 		}},
 		{"the issuing authority cannot be dropped", func(t *testing.T, w *world) {
 			w.ok(authority("1", w.now, w.now+10*day))
@@ -132,9 +132,9 @@ func TestCertificateAuthorities(t *testing.T) {
 		}},
 		{"the activation time of an authority can be changed", func(t *testing.T, w *world) {
 			w.ok(authority("1", w.now+day, w.now+10*day))
-			is(t, "the same again", w.do(authority("1", w.now-second+day, w.now+10*day)).Kind, AlreadyDone)
+			is(t, "verdict on the repeated command", w.do(authority("1", w.now-second+day, w.now+10*day)).Kind, AlreadyDone)
 			w.ok(authority("1", w.now, w.now+10*day))
-			is(t, "issuer at the present time", issuer(w, w.now), "1")
+			is(t, "issuing authority at the present time", issuer(w, w.now), "1")
 		}},
 		{"an expired authority is refused", func(t *testing.T, w *world) {
 			refused(t, w.do(authority("1", w.now-day, w.now)), Invalid, "not_after")
@@ -155,10 +155,10 @@ func TestJoinTokens(t *testing.T) {
 			w.ok(joinToken(w, "t1", "agent"))
 			w.ok(join(w, "t1", "agent", "n1"))
 			refused(t, w.do(join(w, "t1", "agent", "n2", keyOf(8))), Denied, "used up")
-			is(t, "joined", len(events(w.s, EventJoined)), 1)
-			is(t, "refused", events(w.s, EventJoinRefused)[0].Node, "n2")
+			is(t, "number of events Joined", len(events(w.s, EventJoined)), 1)
+			is(t, "node in the event of the refused join", events(w.s, EventJoinRefused)[0].Node, "n2")
 			a, ok := w.s.Admission("agent", "n1")
-			is(t, "admitted", ok && a.Token == "t1", true)
+			is(t, `agent "n1" has an admission with token "t1"`, ok && a.Token == "t1", true)
 		}},
 		{"a repeated admission with the same key gets the same answer", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "agent"))
@@ -176,7 +176,7 @@ func TestJoinTokens(t *testing.T) {
 			w.ok(joinToken(w, "t1", "agent"))
 			w.ok(dropToken("t1"))
 			refused(t, w.do(join(w, "t1", "agent", "n1")), NotFound, "deleted")
-			is(t, "history", len(events(w.s, EventJoinRefused)), 2)
+			is(t, "number of events JoinRefused", len(events(w.s, EventJoinRefused)), 2)
 		}},
 		{"an expired token is refused as expired", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "agent"))
@@ -219,7 +219,7 @@ func TestJoinTokens(t *testing.T) {
 			refused(t, w.do(join(w, "", "gateway", "g1", with(append(hosts, "x")...))), Denied, "renewal")
 			w.ok(join(w, "", "gateway", "g1", with(hosts...)))
 			a, _ := w.s.Admission("gateway", "g1")
-			is(t, "hosts", strings.Join(a.Hosts, " "), strings.Join(hosts, " "))
+			is(t, "hosts of the admission", strings.Join(a.Hosts, " "), strings.Join(hosts, " "))
 			for _, bad := range [][]string{{"*.example.com"}, {""}, {"a b"}, {"fe80::1%eth0"}, make([]string, MaxTokenHosts+1)} {
 				refused(t, w.do(joinToken(w, "t2", "gateway", func(b *commandv1.PutToken) { b.Hosts = bad })), Invalid, "hosts")
 			}
@@ -252,7 +252,7 @@ func TestJoinTokens(t *testing.T) {
 			w.now += int64(MaxTokenLife) + 2*60*minute
 			w.ok(joinToken(w, "t2", "agent"))
 			_, ok := w.s.Token("t1")
-			is(t, "kept", ok, false)
+			is(t, `the expired token "t1" has a record`, ok, false)
 		}},
 	})
 }
@@ -264,8 +264,8 @@ func TestRenewalAndRevocation(t *testing.T) {
 			w.ok(join(w, "t1", "agent", "n1"))
 			w.ok(join(w, "", "agent", "n1", keyOf(8)))
 			a, _ := w.s.Admission("agent", "n1")
-			is(t, "token", a.Token, "t1")
-			is(t, "history", len(events(w.s, EventCertificateRenewed)), 1)
+			is(t, "token in the admission after the renewal", a.Token, "t1")
+			is(t, "number of events CertificateRenewed", len(events(w.s, EventCertificateRenewed)), 1)
 		}},
 		{"a certificate from before a revocation is not renewed", func(t *testing.T, w *world) {
 			w.ok(joinToken(w, "t1", "agent"))
@@ -288,9 +288,9 @@ func TestRenewalAndRevocation(t *testing.T) {
 		{"one certificate is revoked by its fingerprint", func(t *testing.T, w *world) {
 			w.ok(revoke("", "", print64("a")))
 			_, ok := w.s.RevokedCertificate(print64("a"))
-			is(t, "revoked", ok, true)
+			is(t, "the certificate is revoked", ok, true)
 			_, ok = w.s.RevokedCertificate(print64("b"))
-			is(t, "another", ok, false)
+			is(t, "another certificate is revoked", ok, false)
 			refused(t, w.do(revoke("agent", "a", print64("a"))), Invalid, "not both")
 			refused(t, w.do(revoke("", "", "abc")), Invalid, "fingerprint")
 			refused(t, w.do(revoke("agent", "../x", "")), Invalid, "name")
@@ -298,7 +298,7 @@ func TestRenewalAndRevocation(t *testing.T) {
 		{"the trust version grows with every change", func(t *testing.T, w *world) {
 			before := w.s.Info().TrustVersion
 			w.ok(revoke("agent", "n1", ""))
-			is(t, "advanced", w.s.Info().TrustVersion > before, true)
+			is(t, "the revocation raises the trust version", w.s.Info().TrustVersion > before, true)
 		}},
 	})
 }
@@ -317,8 +317,8 @@ func TestAuditEventsOfCallers(t *testing.T) {
 		{"an event names the caller and its address", func(t *testing.T, w *world) {
 			w.ok(from(w, put("web")))
 			e := events(w.s, EventWorkloadCreated)[0]
-			is(t, "by", e.By, "persys://c/user/ada")
-			is(t, "from", e.Details[len(e.Details)-1], Label{"from", "10.1.2.3:4567"})
+			is(t, "caller in the event", e.By, "persys://c/user/ada")
+			is(t, "detail from of the event", e.Details[len(e.Details)-1], Label{"from", "10.1.2.3:4567"})
 		}},
 		{"an event names the gateway", func(t *testing.T, w *world) {
 			through := func(c Command) Command {
@@ -327,46 +327,46 @@ func TestAuditEventsOfCallers(t *testing.T) {
 				return c
 			}
 			w.ok(through(put("api")))
-			is(t, "via", w.eventOf(EventWorkloadCreated).Details[1], Label{"via", "persys://c/gateway/g"})
+			is(t, "detail of the event WorkloadCreated", w.eventOf(EventWorkloadCreated).Details[1], Label{"via", "persys://c/gateway/g"})
 			w.ok(from(w, put("db")))
-			is(t, "without one", len(w.eventOf(EventWorkloadCreated).Details), 1)
+			is(t, "number of details in the event of a call without a gateway", len(w.eventOf(EventWorkloadCreated).Details), 1)
 		}},
 		{"a refused command is audited", func(t *testing.T, w *world) {
 			refused(t, w.do(from(w, setDesired("none", "Stopped"))), NotFound)
 			e := last(w)
-			is(t, "type", e.Type, EventMutation)
-			is(t, "result", e.Reason, "not found")
-			is(t, "command", e.Details[0], Label{"command", "set_desired"})
-			is(t, "from", e.Details[1], Label{"from", "10.1.2.3:4567"})
+			is(t, "type of the event", e.Type, EventMutation)
+			is(t, "result in the event", e.Reason, "not found")
+			is(t, "detail command of the event", e.Details[0], Label{"command", "set_desired"})
+			is(t, "detail from of the event", e.Details[1], Label{"from", "10.1.2.3:4567"})
 		}},
 		{"a command without changes is audited", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			w.ok(from(w, put("web")))
-			is(t, "type", last(w).Type, EventMutation)
-			is(t, "result", last(w).Reason, "ok")
+			is(t, "type of the event", last(w).Type, EventMutation)
+			is(t, "result in the event", last(w).Reason, "ok")
 		}},
 		{"a repeated request is not audited again", func(t *testing.T, w *world) {
 			c := from(w, setDesired("none", "Stopped"))
 			w.do(c)
 			n := w.s.Info().EventSeq
-			is(t, "duplicate", w.do(c).Duplicate, true)
-			is(t, "events", w.s.Info().EventSeq, n)
+			is(t, "the answer comes from a receipt", w.do(c).Duplicate, true)
+			is(t, "EventSeq in the state", w.s.Info().EventSeq, n)
 		}},
 		{"commands of the leader are not audited", func(t *testing.T, w *world) {
 			n := w.s.Info().EventSeq
 			w.do(setDesired("none", "Stopped"))
-			is(t, "events", w.s.Info().EventSeq, n)
+			is(t, "EventSeq in the state", w.s.Info().EventSeq, n)
 		}},
 		{"audit records of refusals by the API are kept", func(t *testing.T, w *world) {
 			w.ok(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventCallRefused, Message: "m"}}})
-			is(t, "type", last(w).Type, EventCallRefused)
+			is(t, "type of the event", last(w).Type, EventCallRefused)
 			refused(t, w.do(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventNodeLost}}}), Invalid, "type")
 		}},
 		{"audit records of sessions are kept", func(t *testing.T, w *world) {
 			opened := &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventSessionOpened, Message: "sh", Workload: "web", Node: "a"}}}
 			w.ok(opened)
-			is(t, "type", last(w).Type, EventSessionOpened)
-			is(t, "workload and node of the event", last(w).Workload+" on "+last(w).Node, "web on a")
+			is(t, "type of the event", last(w).Type, EventSessionOpened)
+			is(t, "workload and node of the event SessionOpened", last(w).Workload+" on "+last(w).Node, "web on a")
 		}},
 	})
 }
@@ -434,7 +434,7 @@ func TestRestoredIdentities(t *testing.T) {
 	now := formed(t)
 	user(now, "bob", "viewer")
 	_, ok := restored(t, backup, now.s).Admission("user", "ada")
-	is(t, "a restore into the running cluster adds no identities", ok, false)
+	is(t, "the restored cluster has an identity that only the backup has", ok, false)
 }
 
 // TestMaxTokenLife: MaxTokenLife is the limit that the help text of persysctl states.

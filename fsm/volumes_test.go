@@ -77,58 +77,58 @@ func TestVolumes(t *testing.T) {
 	prove(t, []fact{
 		{"an apply makes a volume, which gets the node of its workload, and is marked held when the node accepts the order", func(t *testing.T, w *world) {
 			w.ok(put("db", mounts("local:data")))
-			is(t, "volumes", w.volumes(), "default/data/local/~db of db")
-			is(t, "event", w.eventOf(EventVolumeCreated).Message, "local volume data: for workload db")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/~db of db")
+			is(t, "message of the event VolumeCreated", w.eventOf(EventVolumeCreated).Message, "local volume data: for workload db")
 			w.bind("db", "a")
-			is(t, "volumes", w.volumes(), "default/data/local/a of db")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a of db")
 			w.run("db")
-			is(t, "volumes", w.volumes(), "default/data/local/a held of db")
-			is(t, "used GB", w.s.UseOf(DefaultNamespace).VolumeGB, 2)
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held of db")
+			is(t, "VolumeGB used by namespace default", w.s.UseOf(DefaultNamespace).VolumeGB, 2)
 		}},
 		{"a volume is deleted with its workload when the node has removed it", func(t *testing.T, w *world) {
 			running(w, "db", "local:data")
 			w.ok(remove("db", false))
-			is(t, "volumes", w.volumes(), "default/data/local/a held of db")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held of db")
 			w.ok(gone("db", "a", nil))
-			is(t, "volumes", w.volumes(), "")
-			is(t, "event", w.eventOf(EventVolumeDeleted).Message, "local volume data: with workload db")
-			is(t, "used volumes", w.s.UseOf(DefaultNamespace).Volumes, 0)
+			is(t, "records of all volumes", w.volumes(), "")
+			is(t, "message of the event VolumeDeleted", w.eventOf(EventVolumeDeleted).Message, "local volume data: with workload db")
+			is(t, "Volumes used by namespace default", w.s.UseOf(DefaultNamespace).Volumes, 0)
 		}},
 		{"a retained volume is kept, and the next workload that names the volume takes it over", func(t *testing.T, w *world) {
 			running(w, "db", "keep local:data")
 			deleted(w, "db")
-			is(t, "volumes", w.volumes(), "default/data/local/a held unused")
-			is(t, "event", w.eventOf(EventVolumeKept).Message, "local volume data: its workload db was deleted")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held unused")
+			is(t, "message of the event VolumeKept", w.eventOf(EventVolumeKept).Message, "local volume data: its workload db was deleted")
 			w.ok(put("db2", mounts("local:data")))
-			is(t, "volumes", w.volumes(), "default/data/local/a held unused")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held unused")
 			w.bind("db2", "a")
-			is(t, "volumes", w.volumes(), "default/data/local/a held of db2")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held of db2")
 		}},
 		{"a delete that keeps volumes also keeps a volume without retain", func(t *testing.T, w *world) {
 			running(w, "db", "local:data", "nfs:shared")
 			w.ok(removeBut("db", false))
 			r, _ := w.s.Residual("a", "db")
-			is(t, "the node is told", r.KeepVolumes, true)
+			is(t, `KeepVolumes in the residual on node "a"`, r.KeepVolumes, true)
 			w.ok(gone("db", "a", nil))
-			is(t, "volumes", w.volumes(), "default/data/local/a held unused, default/shared/nfs/ held unused")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held unused, default/shared/nfs/ held unused")
 			v, _ := w.s.Volume("", "data", DriverLocal, "a")
-			is(t, "retained", v.Retain, true)
-			is(t, "event", w.eventOf(EventVolumeKept).Message, "local volume data: its workload db was deleted")
+			is(t, "the volume is kept when its workload is deleted", v.Retain, true)
+			is(t, "message of the event VolumeKept", w.eventOf(EventVolumeKept).Message, "local volume data: its workload db was deleted")
 			w.ok(put("db", mounts("local:data")))
 			w.bind("db", "a")
-			is(t, "volumes", w.volumes(), "default/data/local/a held of db, default/shared/nfs/ held unused")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held of db, default/shared/nfs/ held unused")
 			v, _ = w.s.Volume("", "data", DriverLocal, "a")
-			is(t, "retained", v.Retain, false)
+			is(t, "the volume is kept when its workload is deleted", v.Retain, false)
 		}},
 		{"a delete by force that keeps volumes tells the node when it returns", func(t *testing.T, w *world) {
 			running(w, "db", "local:data", "nfs:shared")
 			w.ok(removeBut("db", true))
 			r, _ := w.s.Residual("a", "db")
-			is(t, "the node is told", r.KeepVolumes, true)
-			is(t, "volumes", w.volumes(), "default/data/local/a held of db, default/shared/nfs/ held unused")
+			is(t, `KeepVolumes in the residual on node "a"`, r.KeepVolumes, true)
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held of db, default/shared/nfs/ held unused")
 			w.ok(gone("db", "a", nil))
 			w.ok(reportVolumes("a", true, "data"))
-			is(t, "volumes", w.volumes(), "default/data/local/a held unused, default/shared/nfs/ held unused")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held unused, default/shared/nfs/ held unused")
 		}},
 		{"a node that was fenced and returns with the instance is told to keep the volumes", func(t *testing.T, w *world) {
 			running(w, "db", "nfs:shared")
@@ -140,94 +140,94 @@ func TestVolumes(t *testing.T) {
 			w.ok(register("a"))
 			w.ok(saysOf("db", "a", "Running", told))
 			r, found := w.s.Residual("a", "db")
-			is(t, "the node is told", found && r.KeepVolumes, true)
+			is(t, `node "a" has a residual with KeepVolumes`, found && r.KeepVolumes, true)
 		}},
 		{"a second delete can order to keep the volumes, but cannot order to delete them", func(t *testing.T, w *world) {
 			kept := func() bool { r, _ := w.s.Residual("a", "db"); return r.KeepVolumes }
 			running(w, "db", "local:data")
 			w.ok(remove("db", false))
-			is(t, "KeepVolumes after the first delete", kept(), false)
+			is(t, "KeepVolumes in the residual after the first delete", kept(), false)
 			w.ok(removeBut("db", false))
-			is(t, "kept", kept(), true)
+			is(t, "KeepVolumes in the residual after a delete that keeps the volumes", kept(), true)
 			w.do(remove("db", false))
-			is(t, "KeepVolumes after a delete without keep", kept(), true)
+			is(t, "KeepVolumes in the residual after a delete without keep", kept(), true)
 			w.ok(remove("db", true))
-			is(t, "KeepVolumes after a forced delete", kept(), true)
+			is(t, "KeepVolumes in the residual after a forced delete", kept(), true)
 		}},
 		{"an apply of a workload that is being deleted clears KeepVolumes", func(t *testing.T, w *world) {
 			running(w, "db", "local:data")
 			w.ok(removeBut("db", false))
 			w.ok(put("db", mounts("local:data")))
 			x, _ := w.s.Workload("db")
-			is(t, "kept", x.KeepVolumes, false)
+			is(t, `KeepVolumes of workload "db"`, x.KeepVolumes, false)
 			w.ok(gone("db", "a", nil))
 			w.bind("db", "a")
 			w.run("db")
 			deleted(w, "db")
-			is(t, "volumes", w.volumes(), "")
+			is(t, "records of all volumes", w.volumes(), "")
 		}},
 		{"the last user of a volume decides whether the volume is kept, even if an earlier user kept its volumes", func(t *testing.T, w *world) {
 			running(w, "one", "local:data")
 			running(w, "two", "local:data")
 			w.ok(removeBut("two", false))
 			w.ok(gone("two", "a", nil))
-			is(t, "volumes", w.volumes(), "default/data/local/a held of one")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held of one")
 			deleted(w, "one")
-			is(t, "volumes", w.volumes(), "")
+			is(t, "records of all volumes", w.volumes(), "")
 		}},
 		{"members on several nodes have a volume on each", func(t *testing.T, w *world) {
 			w.place("m-0", "a", mounts("local:data"))
 			w.place("m-1", "b", mounts("local:data"))
-			is(t, "volumes", w.volumes(), "default/data/local/a of m-0, default/data/local/b of m-1")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a of m-0, default/data/local/b of m-1")
 		}},
 		{"two workloads on one node share a volume, which is deleted with the last of them", func(t *testing.T, w *world) {
 			running(w, "one", "local:data")
 			running(w, "two", "local:data")
-			is(t, "volumes", w.volumes(), "default/data/local/a held of two")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held of two")
 			deleted(w, "two")
-			is(t, "volumes", w.volumes(), "default/data/local/a held of one")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held of one")
 			deleted(w, "one")
-			is(t, "volumes", w.volumes(), "")
+			is(t, "records of all volumes", w.volumes(), "")
 		}},
 		{"all nodes reach a volume of another driver, which has one record", func(t *testing.T, w *world) {
 			w.place("one", "a", mounts("nfs:shared"))
 			w.place("two", "b", mounts("nfs:shared"))
 			w.run("one")
-			is(t, "volumes", w.volumes(), "default/shared/nfs/ held of two")
+			is(t, "records of all volumes", w.volumes(), "default/shared/nfs/ held of two")
 			v, _ := w.s.Volume("", "shared", "nfs", "")
-			is(t, "users", strings.Join(w.s.UsersOfVolume(v), " "), "one two")
+			is(t, "workloads that use the volume", strings.Join(w.s.UsersOfVolume(v), " "), "one two")
 			deleted(w, "one")
 			w.ok(put("two", content("c1:without"), mounts()))
-			is(t, "volumes", w.volumes(), "default/shared/nfs/ held of two unused")
+			is(t, "records of all volumes", w.volumes(), "default/shared/nfs/ held of two unused")
 		}},
 		{"a workload that leaves its node stays the owner of its volume there", func(t *testing.T, w *world) {
 			running(w, "db", "local:data")
 			w.ok(w.evict("db", CodeDraining, false))
-			is(t, "volumes", w.volumes(), "default/data/local/a held of db")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held of db")
 			w.ok(gone("db", "a", nil))
 			w.bind("db", "b")
-			is(t, "volumes", w.volumes(), "default/data/local/a held of db unused, default/data/local/b of db")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held of db unused, default/data/local/b of db")
 		}},
 		{"a volume without data is deleted when its workload leaves the node", func(t *testing.T, w *world) {
 			w.place("db", "a", mounts("local:data"))
 			w.ok(w.evict("db", CodeDraining, true))
 			w.bind("db", "b")
-			is(t, "volumes", w.volumes(), "default/data/local/b of db")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/b of db")
 		}},
 		{"a volume can be created on a node before a workload uses it, and outlives the workload", func(t *testing.T, w *world) {
 			w.ok(putVolume("data", "a"))
-			is(t, "volumes", w.volumes(), "default/data/local/a unused")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a unused")
 			running(w, "db", "local:data")
-			is(t, "volumes", w.volumes(), "default/data/local/a held of db")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held of db")
 			deleted(w, "db")
-			is(t, "volumes", w.volumes(), "default/data/local/a held unused")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held unused")
 		}},
 		{"a volume that is created without a node gets that of its first workload", func(t *testing.T, w *world) {
 			w.ok(putVolume("data", ""))
 			w.ok(put("db", mounts("local:data")))
-			is(t, "volumes", w.volumes(), "default/data/local/~ unused")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/~ unused")
 			w.bind("db", "b")
-			is(t, "volumes", w.volumes(), "default/data/local/b of db")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/b of db")
 		}},
 		{"a volume in use is not deleted, and the refusal names its users", func(t *testing.T, w *world) {
 			running(w, "db", "keep local:data")
@@ -236,7 +236,7 @@ func TestVolumes(t *testing.T) {
 			refused(t, w.do(deleteVolume("data", "a")), Conflict, "used by db")
 			w.ok(gone("db", "a", nil))
 			w.ok(deleteVolume("data", "a"))
-			is(t, "volumes", w.volumes(), "")
+			is(t, "records of all volumes", w.volumes(), "")
 		}},
 		{"invalid volumes are refused", func(t *testing.T, w *world) {
 			w.ok(putVolume("data", "a"))
@@ -251,7 +251,7 @@ func TestVolumes(t *testing.T) {
 				"storage pool":     {Body: &commandv1.Command_PutVolume{PutVolume: &commandv1.PutVolume{Name: "x", Node: "a", Pool: "fast"}}},
 			} {
 				if res := w.do(c); res.Kind == OK || !strings.Contains(res.Reason, want) {
-					t.Errorf("the answer is %v %q, want a refusal with %q", res.Kind, res.Reason, want)
+					t.Errorf("the command was answered with %v and reason %q, want a refusal with %q", res.Kind, res.Reason, want)
 				}
 			}
 			res := w.do(put("db", mounts("tape:data")))
@@ -260,12 +260,12 @@ func TestVolumes(t *testing.T) {
 		{"a report of a node adds volumes, and removes unused ones that it does not list any more", func(t *testing.T, w *world) {
 			running(w, "db", "local:data")
 			w.ok(reportVolumes("a", true, "old", "data"))
-			is(t, "volumes", w.volumes(), "default/data/local/a held of db, default/old/local/a held unused")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held of db, default/old/local/a held unused")
 			w.ok(reportVolumes("a", false, "data"))
-			is(t, "volumes", w.volumes(), "default/data/local/a held of db, default/old/local/a held unused")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held of db, default/old/local/a held unused")
 			w.ok(reportVolumes("a", true))
-			is(t, "volumes", w.volumes(), "default/data/local/a held of db")
-			is(t, "event", w.eventOf(EventVolumeDeleted).Message, "local volume old: its node no longer has the volume")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held of db")
+			is(t, "message of the event VolumeDeleted", w.eventOf(EventVolumeDeleted).Message, "local volume old: its node no longer has the volume")
 		}},
 		{"a node cannot fill a namespace that has no workload on the node", func(t *testing.T, w *world) {
 			w.ok(putNamespace("shop", func(n *commandv1.PutNamespace) { n.Quota = &commandv1.Quota{Volumes: 10} }))
@@ -277,33 +277,33 @@ func TestVolumes(t *testing.T) {
 				return c
 			}
 			w.ok(invented("shop", "local"))
-			is(t, "volumes of namespace shop after reports of local volumes", w.s.UseOf("shop").Volumes, int64(5))
+			is(t, "number of volumes of namespace shop after reports of local volumes", w.s.UseOf("shop").Volumes, int64(5))
 			w.ok(invented("shop", "nfs"))
-			is(t, "volumes of namespace shop after reports of nfs volumes", w.s.UseOf("shop").Volumes, int64(5))
+			is(t, "number of volumes of namespace shop after reports of nfs volumes", w.s.UseOf("shop").Volumes, int64(5))
 			w.ok(invented("", "local"))
 			w.ok(invented("", "local"))
-			is(t, "strays of the node in both namespaces", w.s.UseOf(DefaultNamespace).Volumes+w.s.UseOf("shop").Volumes, int64(MaxStrayVolumes))
+			is(t, "number of strays of the node in both namespaces", w.s.UseOf(DefaultNamespace).Volumes+w.s.UseOf("shop").Volumes, int64(MaxStrayVolumes))
 			w.ok(put("db"))
 			w.bind("db", "a")
 			w.ok(invented("", "local"))
-			is(t, "volumes of a namespace with a workload on the node", w.s.UseOf(DefaultNamespace).Volumes, int64(200))
+			is(t, "number of volumes of a namespace with a workload on the node", w.s.UseOf(DefaultNamespace).Volumes, int64(200))
 		}},
 		{"ChangesVolumes is false for a report that changes no record", func(t *testing.T, w *world) {
 			changes := func(c Command) bool { return ChangesVolumes(w.s, c.GetReportVolumes()) }
 			w.ok(putVolume("made", "a"))
-			is(t, "a complete report without volumes", changes(reportVolumes("a", true)), false)
-			is(t, "a report of the volume that a user created", changes(reportVolumes("a", true, "made")), true)
+			is(t, "ChangesVolumes of a complete report without volumes", changes(reportVolumes("a", true)), false)
+			is(t, "ChangesVolumes of a report of the volume that a user created", changes(reportVolumes("a", true, "made")), true)
 			w.ok(reportVolumes("a", true, "made"))
-			is(t, "a repeated report", changes(reportVolumes("a", true, "made")), false)
-			is(t, "a report of an unknown node", changes(reportVolumes("none", true, "made")), false)
-			is(t, "a complete report that lists the volume no longer", changes(reportVolumes("a", true)), true)
+			is(t, "ChangesVolumes of a repeated report", changes(reportVolumes("a", true, "made")), false)
+			is(t, "ChangesVolumes of a report of an unknown node", changes(reportVolumes("none", true, "made")), false)
+			is(t, "ChangesVolumes of a complete report that no longer lists the volume", changes(reportVolumes("a", true)), true)
 			w.ok(reportVolumes("a", true))
-			is(t, "volumes", w.volumes(), "default/made/local/a unused")
+			is(t, "records of all volumes", w.volumes(), "default/made/local/a unused")
 		}},
 		{"volumes of a removed node have no record", func(t *testing.T, w *world) {
 			w.ok(reportVolumes("a", true, "old"))
 			w.ok(removeNode("a", false))
-			is(t, "volumes", w.volumes(), "")
+			is(t, "records of all volumes", w.volumes(), "")
 		}},
 		{"a volume stays marked as created by a user after its node was removed and registers again", func(t *testing.T, w *world) {
 			w.ok(putVolume("data", "a"))
@@ -316,17 +316,17 @@ func TestVolumes(t *testing.T) {
 			w.ok(c)
 			running(w, "db2", "local:data")
 			deleted(w, "db2")
-			is(t, "volumes", w.volumes(), "default/data/local/a held unused")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held unused")
 			v, _ := w.s.Volume("", "data", DriverLocal, "a")
-			is(t, "created by a user", v.ByHand, true)
-			is(t, "kept", v.Retain, true)
+			is(t, "the volume is marked as created by a user", v.ByHand, true)
+			is(t, "the volume is kept when its workload is deleted", v.Retain, true)
 		}},
 		{"a volume whose owner was deleted by force is free after the next report", func(t *testing.T, w *world) {
 			running(w, "db", "keep local:data")
 			w.ok(remove("db", true))
 			w.ok(gone("db", "a", nil))
 			w.ok(reportVolumes("a", true, "data"))
-			is(t, "volumes", w.volumes(), "default/data/local/a held unused")
+			is(t, "records of all volumes", w.volumes(), "default/data/local/a held unused")
 		}},
 		{"a pool without a node must be a pool of some node", func(t *testing.T, w *world) {
 			c := putVolume("data", "")
@@ -340,8 +340,8 @@ func TestVolumes(t *testing.T) {
 				c.GetReportVolumes().Volumes = append(c.GetReportVolumes().Volumes, &commandv1.HeldVolume{Name: fmt.Sprintf("v-%d", i), Driver: DriverLocal})
 			}
 			w.ok(c)
-			is(t, "volumes", w.s.UseOf(DefaultNamespace).Volumes, MaxVolumes)
-			is(t, "changes", ChangesVolumes(w.s, c.GetReportVolumes()), false)
+			is(t, "Volumes used by namespace default", w.s.UseOf(DefaultNamespace).Volumes, MaxVolumes)
+			is(t, "ChangesVolumes of the same report once the namespace has MaxVolumes", ChangesVolumes(w.s, c.GetReportVolumes()), false)
 		}},
 		{"a namespace with volumes is not deleted", func(t *testing.T, w *world) {
 			w.ok(putNamespace("lab"))
@@ -352,7 +352,7 @@ func TestVolumes(t *testing.T) {
 		}},
 		{"a template gets no volumes of its own", func(t *testing.T, w *world) {
 			w.ok(put("sys", mounts("local:data"), demand(func(d *commandv1.Demand) { d.Template = &commandv1.Template{Kind: TemplateSystem} })))
-			is(t, "volumes", w.volumes(), "")
+			is(t, "records of all volumes", w.volumes(), "")
 		}},
 	})
 }
@@ -376,13 +376,13 @@ func TestQuotaOfVolumes(t *testing.T) {
 	w.run("first")
 	w.ok(remove("first", false))
 	w.ok(gone("first", "a", nil))
-	is(t, "number of used volumes, including the kept volume", w.s.UseOf("lab").Volumes, 2)
+	is(t, "number of volumes that count in the quota, with the kept volume", w.s.UseOf("lab").Volumes, 2)
 	w.ok(put("fourth", in, mounts("local:data")))
 	w.ok(remove("fourth", false))
 	c = deleteVolume("data", "a")
 	c.GetDeleteVolume().Namespace = "lab"
 	w.ok(c)
-	is(t, "used volumes", w.s.UseOf("lab").Volumes, 1)
+	is(t, `Volumes used by namespace "lab"`, w.s.UseOf("lab").Volumes, 1)
 }
 
 // TestVolumesAreConfined: a caller who may act only in certain namespaces can create and delete volumes
@@ -397,7 +397,7 @@ func TestVolumesAreConfined(t *testing.T) {
 	c := putVolume("data", "")
 	c.GetPutVolume().Namespace = "lab"
 	c.Head = &commandv1.Head{At: w.now, By: "ada", Namespaces: []string{"lab"}}
-	is(t, "kind", w.do(c).Kind, OK)
+	is(t, "verdict on the command", w.do(c).Kind, OK)
 }
 
 // TestRestoreOfVolumes: a restore keeps the volumes of the cluster, adds the volumes of the backup,
@@ -416,7 +416,7 @@ func TestRestoreOfVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.s = s
-	is(t, "volumes", w.volumes(), "default/data/local/a held unused, default/made/local/a unused")
+	is(t, "records of all volumes", w.volumes(), "default/data/local/a held unused, default/made/local/a unused")
 }
 
 // TestRestoreKeepsWhatUsersCreated: if the cluster knows a volume only from a node's report, and
@@ -433,9 +433,9 @@ func TestRestoreKeepsWhatUsersCreated(t *testing.T) {
 	}
 	w.s = s
 	v, _ := w.s.Volume("", "data", DriverLocal, "a")
-	is(t, "created by a user", v.ByHand, true)
-	is(t, "kept", v.Retain, true)
-	is(t, "has data", v.Held, true)
+	is(t, "the volume is marked as created by a user", v.ByHand, true)
+	is(t, "the volume is kept when its workload is deleted", v.Retain, true)
+	is(t, "the volume may have data", v.Held, true)
 }
 
 // volumesScenario applies the commands of the golden file 102-volumes: specifications and users

@@ -393,7 +393,7 @@ func jobFault(j *commandv1.Job) string {
 // Limits of templates and of their runs.
 const (
 	MaxRunKey     = 128  // bytes
-	MaxKeptRuns   = 1000 // of keep_succeeded and keep_failed
+	MaxKeptRuns   = 1000 // maximum of keep_succeeded and of keep_failed: numbers of finished runs that a template keeps
 	MaxSchedule   = 256  // bytes
 	maxZone       = 64   // bytes
 	MaxTemplateID = 112  // bytes; the ids of runs add at most 16

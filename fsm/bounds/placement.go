@@ -12,7 +12,7 @@ const (
 	MaxAffinities = 16   // affinity and anti-affinity rules together
 	MaxTags       = 16   // tags of one workload
 	MaxSkew       = 1000 // largest difference that a spread rule may allow
-	MaxWeight     = 100  // of a preferred affinity
+	MaxWeight     = 100  // highest weight of a preferred affinity
 )
 
 // Limits of the field reschedule of a specification, which limits how often the workload moves off nodes that

@@ -31,7 +31,7 @@ func holds(t interface{ Fatalf(string, ...any) }, q *Queue, want []Receipt) {
 	}
 	same := func(what string, a, b Receipt) {
 		if a.Seq != b.Seq || a.Request != b.Request || a.At != b.At || !slices.Equal(a.Answer, b.Answer) {
-			t.Fatalf("%s returned receipt %d of request %x at %d: %x\nwant %d of %x at %d: %x", what, a.Seq, a.Request, a.At, a.Answer, b.Seq, b.Request, b.At, b.Answer)
+			t.Fatalf("%s: got receipt %d of request %x, applied at %d ns, with answer %x\nwant receipt %d of request %x, applied at %d ns, with answer %x", what, a.Seq, a.Request, a.At, a.Answer, b.Seq, b.Request, b.At, b.Answer)
 		}
 	}
 	oldest, ok := q.Oldest()
@@ -39,7 +39,7 @@ func holds(t interface{ Fatalf(string, ...any) }, q *Queue, want []Receipt) {
 		t.Fatalf("Oldest returned ok = %t, want it true only if the queue has receipts; it has %d", ok, len(want))
 	}
 	if ok {
-		same("the oldest", oldest, want[0])
+		same("Oldest", oldest, want[0])
 	}
 	i, size := 0, 0
 	for _, r := range want {
@@ -49,7 +49,7 @@ func holds(t interface{ Fatalf(string, ...any) }, q *Queue, want []Receipt) {
 		t.Fatalf("the receipts have %d bytes, want %d", q.Bytes(), size)
 	}
 	q.Scan(func(r Receipt) bool {
-		same("the next", r, want[i])
+		same("the next receipt of Scan", r, want[i])
 		i++
 		return true
 	})
@@ -61,7 +61,7 @@ func holds(t interface{ Fatalf(string, ...any) }, q *Queue, want []Receipt) {
 		if !ok {
 			t.Fatalf("Get must find receipt %d by its request id, but did not", r.Seq)
 		}
-		same("what is found", got, r)
+		same("Get", got, r)
 	}
 }
 
@@ -208,10 +208,10 @@ func TestTrimByBytes(t *testing.T) {
 	q.Append(receipt(11, 88, 2000))
 	q.Trim(1, keep)
 	if oldest, _ := q.Oldest(); oldest.Seq != 3 || q.Len() != 9 {
-		t.Errorf("the oldest of %d receipts has Seq %d, want Seq 3 of 9 receipts", q.Len(), oldest.Seq)
+		t.Errorf("after Trim the queue has %d receipts, the oldest with Seq %d; want 9 receipts, the oldest with Seq 3", q.Len(), oldest.Seq)
 	}
 	if before.Len() != 10 || before.Bytes() != keep.MaxBytes {
-		t.Errorf("the copy has %d receipts of %d bytes, want 10 of MaxBytes as before Trim", before.Len(), before.Bytes())
+		t.Errorf("Trim of the queue changed its copy: the copy has %d receipts of %d bytes, want 10 receipts of MaxBytes bytes", before.Len(), before.Bytes())
 	}
 	keep.MaxBytes = 0
 	for i := range uint64(100) {

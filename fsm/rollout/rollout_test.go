@@ -108,13 +108,13 @@ func TestNextStepOfAnUpdate(t *testing.T) {
 		{"a running member has not settled yet", "a:waiting,up b:updating,up", 109, "wait until 110 for b to be healthy for 10 s"},
 		{"a member settles after the minimum healthy time", "a:waiting,up b:updating,up", 110, "settle b; take a"},
 		{"a settled member that is down holds up the rollout", "a:waiting,up b:updated,down", 101, "wait until 160 for b to be available again: at most 1 may be missing"},
-		{"a settled member is down beyond the deadline", "a:waiting,up b:updated,down", 160,
+		{"a settled member that is down beyond the deadline fails the update", "a:waiting,up b:updated,down", 160,
 			"fail: waited too long for b to be available again: at most 1 may be missing; revert"},
 		{"changed and deleted members do not hold up the rollout", "a:waiting,up b:waiting,other c:waiting,gone", 160, "take a"},
 		{"the rollout completes with the last member", "a:updated,up b:updating,up", 110, "settle b; complete"},
 		{"a rollout completes when all members are updated, even if one is down", "a:updated,up b:updated,down", 110, "complete"},
-		{"a member misses its deadline", "a:waiting,up b:updating,down", 160, "fail: b was not healthy for 10 s within 60 s; revert"},
-		{"the retries of a member are exhausted", "a:waiting,up b:updating,given-up", 101, "fail: b was given up: RetriesExhausted; revert"},
+		{"a member that misses its deadline fails the update", "a:waiting,up b:updating,down", 160, "fail: b was not healthy for 10 s within 60 s; revert"},
+		{"a member whose retries are exhausted fails the update", "a:waiting,up b:updating,given-up", 101, "fail: b was given up: RetriesExhausted; revert"},
 		{"stopped members are updated at once", "a:waiting,stopped b:waiting,stopped c:waiting,up", 100, "take a,b,c"},
 		{"stopped members do not hold up the rollout", "a:updating,stopped b:updated,up", 100, "complete"},
 		{"a member that a caller changed is skipped", "a:waiting,other b:updated,up", 100, "complete"},
@@ -128,11 +128,11 @@ func TestNextStepOfAnUpdate(t *testing.T) {
 		{"start-first: a surge member that is down beyond the deadline fails the update", "a:waiting,up b:waiting,up x:surged,down", 160,
 			"fail: waited too long for x to be available again: start-first keeps 2 members available; revert"},
 		{"start-first: a member that is down is changed first", "a:waiting,up b:waiting,down x:extra,none", 100, "take b"},
-		{"start-first: the surge member is given up", "a:waiting,up x:surge,given-up", 101, "fail: x was given up: RetriesExhausted; revert"},
-		{"start-first: an update without surge members that are left fails", "a:waiting,up x:surged,gone", 101,
+		{"start-first: a surge member that is given up fails the update", "a:waiting,up x:surge,given-up", 101, "fail: x was given up: RetriesExhausted; revert"},
+		{"start-first: an update of which no surge member is left fails", "a:waiting,up x:surged,gone", 101,
 			"fail: no extra member of web is left, because users changed, stopped or deleted them: apply the specification again; revert"},
 		{"start-first: a stopped surge member replaces no member", "a:waiting,up b:waiting,up x:surged,up y:surged,stopped", 100, "take a"},
-		{"start-first: an id that another workload has is left alone", "a:waiting,up x:extra,other", 100,
+		{"start-first: an update whose surge member's id belongs to another workload fails", "a:waiting,up x:extra,other", 100,
 			"fail: no extra member of web is left, because users changed, stopped or deleted them: apply the specification again; revert"},
 		{"start-first: the rollout completes without waiting for surge members", "a:updating,up x:surged,down", 110, "settle a; complete"},
 		{"start-first: no surge member is made if no member waits", "a:waiting,other x:extra,none", 100, "complete"},
@@ -151,10 +151,10 @@ func TestNextStepOfAnUpdate(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r, look := members(c.group)
 			if got := r.Next(look, c.at*second).line(); got != c.want {
-				t.Errorf("Next decides\n     %s\nwant %s", got, c.want)
+				t.Errorf("the next step of the update is\n     %s\nwant %s", got, c.want)
 			}
 			if r.Phase, r.Promoted = Running, true; strings.HasPrefix(c.name, "canary") && r.Next(look, 100*second).Await {
-				t.Error("a promoted update waits for its promotion")
+				t.Error("a promoted update must not wait for a promotion again, but Next sets Await")
 			}
 			r.Phase = Paused
 			if d := r.Next(look, c.at*second); !d.Idle() || d.WakeAt != 0 {
@@ -189,26 +189,26 @@ func TestAwaitedPromotion(t *testing.T) {
 		name, group string
 		at          int64
 		want        string
-		refused     string // why a promotion is refused
+		refused     string // why a promotion by a user is refused; "" if it is accepted
 	}{
-		{"healthy canaries", "a:waiting,up b:updated,up!", 999, waits, ""},
-		{"another member is down", "a:waiting,down b:updated,up!", 999, waits, ""},
-		{"a canary that a user deleted", "a:waiting,up b:updated,gone!", 999, waits, ""},
-		{"a canary that is down", "a:waiting,up b:updated,down!", 159, "wait until 160 for b, a canary, to be available again",
+		{"an update with healthy canaries waits", "a:waiting,up b:updated,up!", 999, waits, ""},
+		{"an update waits although a member that is no canary is down", "a:waiting,down b:updated,up!", 999, waits, ""},
+		{"an update waits although a user deleted its canary", "a:waiting,up b:updated,gone!", 999, waits, ""},
+		{"a canary that is down has until its deadline to be available again", "a:waiting,up b:updated,down!", 159, "wait until 160 for b, a canary, to be available again",
 			"b, a canary, is not available: wait until it is, or persysctl rollout abort web"},
-		{"a canary that is down for too long", "a:waiting,up b:updated,down!", 160, "fail: b was not healthy for 10 s within 60 s; revert",
+		{"a canary that is down beyond its deadline fails the update", "a:waiting,up b:updated,down!", 160, "fail: b was not healthy for 10 s within 60 s; revert",
 			"b, a canary, is not available: wait until it is, or persysctl rollout abort web"},
-		{"a canary that is given up", "a:waiting,up x:surged,given-up!", 101, "fail: x was given up: RetriesExhausted; revert",
+		{"a canary that is given up fails the update", "a:waiting,up x:surged,given-up!", 101, "fail: x was given up: RetriesExhausted; revert",
 			"x, a canary, is not available: wait until it is, or persysctl rollout abort web"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, look := members(c.group)
 			r.Phase = AwaitPromotion
 			if got := r.Next(look, c.at*second).line(); got != c.want {
-				t.Errorf("Next decides\n     %s\nwant %s", got, c.want)
+				t.Errorf("the next step of the update is\n     %s\nwant %s", got, c.want)
 			}
 			if got := r.Unpromotable(look); got != c.refused {
-				t.Errorf("a promotion is refused with %q, want %q", got, c.refused)
+				t.Errorf("a promotion by a user is refused with %q, want %q (empty: it is accepted)", got, c.refused)
 			}
 		})
 	}
@@ -244,7 +244,7 @@ func TestSurgeCount(t *testing.T) {
 	} {
 		p := Policy{MaxParallel: c.parallel, StartFirst: c.first, Canary: c.canary}
 		if got := p.SurgeCount(c.members); got != c.surges {
-			t.Errorf("%+v with %d members has %d surge members, want %d", p, c.members, got, c.surges)
+			t.Errorf("an update with policy %+v of a group with %d members has %d surge members, want %d", p, c.members, got, c.surges)
 		}
 	}
 }
@@ -275,7 +275,7 @@ func TestStartFirstKeepsAllMembersAvailable(t *testing.T) {
 		step := func() {
 			d := r.Next(look, now)
 			if d.Failure != "" {
-				rt.Fatalf("the update failed: %s", d.Failure)
+				rt.Fatalf("an update in which no instance fails must not fail, but its failure is: %s", d.Failure)
 			}
 			for i := range r.Members {
 				if m := &r.Members[i]; slices.Contains(d.Settled, m.ID) {
@@ -291,7 +291,7 @@ func TestStartFirstKeepsAllMembersAvailable(t *testing.T) {
 					continue
 				}
 				if r.gated() && !m.Canary {
-					rt.Fatalf("%s is changed before the promotion", m.ID)
+					rt.Fatalf("member %s, which is no canary, must not be changed before the promotion, but was", m.ID)
 				}
 				m.Content, m.TakenAt, r.ProgressAt = m.Put.GetContent(), now, now
 				m.Put = nil
@@ -332,7 +332,7 @@ func TestStartFirstKeepsAllMembersAvailable(t *testing.T) {
 		}
 		for round := 0; r.Phase != Completed; round++ {
 			if round > 400 {
-				rt.Fatalf("the update has not ended: %+v, next %s", r, r.Next(look, now).line())
+				rt.Fatalf("the update must have ended, but is %+v with the next step %s", r, r.Next(look, now).line())
 			}
 			now += int64(rapid.IntRange(0, 12).Draw(rt, "later")) * second
 			for i := range n + surges {
@@ -362,10 +362,10 @@ func TestStartFirstKeepsAllMembersAvailable(t *testing.T) {
 				}
 			}
 			if up < n {
-				rt.Fatalf("%d members are available, want at least %d", up, n)
+				rt.Fatalf("during the update %d members are available, want at least %d", up, n)
 			}
 			if extra > surges || r.Phase == Completed && extra > 0 {
-				rt.Fatalf("there are %d surge members in phase %s, at most %d may be", extra, r.Phase, surges)
+				rt.Fatalf("the update has %d surge members in phase %s, want at most %d", extra, r.Phase, surges)
 			}
 		}
 		want := "new"
@@ -374,7 +374,7 @@ func TestStartFirstKeepsAllMembersAvailable(t *testing.T) {
 		}
 		for i := range n {
 			if s := seen[fmt.Sprint("web-", i)]; s.Content != want {
-				rt.Fatalf("web-%d has content %s, want %s", i, s.Content, want)
+				rt.Fatalf("after the update member web-%d has content %s, want %s", i, s.Content, want)
 			}
 		}
 	})
@@ -385,25 +385,25 @@ func TestNextTakesAsManyAsMaxParallel(t *testing.T) {
 	for n, want := range map[int]string{1: "take d", 2: "take d,a", 3: "take d,a,b", 9: "take d,a,b,c"} {
 		r.Policy.MaxParallel = n
 		if got := r.Next(look, 100*second).line(); got != want {
-			t.Errorf("with MaxParallel %d the decision is %s, want %s", n, got, want)
+			t.Errorf("with MaxParallel %d the next step of the update is %s, want %s", n, got, want)
 		}
 	}
 }
 
 func TestFailedUpdateRevertsIfItCan(t *testing.T) {
 	for name, change := range map[string]func(*Rollout){
-		"auto_revert is off":                       func(r *Rollout) { r.Policy.AutoRevert = false },
-		"no former member was available":           func(r *Rollout) { r.FormerRan = false },
-		"the former specifications are not stored": func(r *Rollout) { r.Former = nil },
-		"the update is a revert":                   func(r *Rollout) { r.Reverting = true },
-		"a failed update reverts":                  nil,
+		"a failed update without auto_revert does not revert":                         func(r *Rollout) { r.Policy.AutoRevert = false },
+		"a failed update does not revert if no member was available before it":        func(r *Rollout) { r.FormerRan = false },
+		"a failed update does not revert if the former specifications are not stored": func(r *Rollout) { r.Former = nil },
+		"a failed revert does not revert":                                             func(r *Rollout) { r.Reverting = true },
+		"a failed update reverts":                                                     nil,
 	} {
 		r, look := members("a:updating,given-up")
 		if change != nil {
 			change(r)
 		}
 		if d := r.Next(look, 101*second); d.Failure == "" || d.Revert != (change == nil) {
-			t.Errorf("%s: Next decides %s", name, d.line())
+			t.Errorf("%s, but the next step of the update is %s", name, d.line())
 		}
 	}
 }
@@ -411,7 +411,7 @@ func TestFailedUpdateRevertsIfItCan(t *testing.T) {
 func TestHoldsKeepsAvailableMembers(t *testing.T) {
 	r, look := members("a:updating,down b:waiting,up c:updated,up")
 	if !r.Holds(look, "b") || !r.Holds(look, "c") || r.Holds(look, "a") {
-		t.Error("a running member must be held while another member is down, and the member that is down must not")
+		t.Error("while member a is down, Holds must return true for the available members b and c, and false for a")
 	}
 	if r.Policy.MaxParallel = 2; r.Holds(look, "c") {
 		t.Error("Holds must return false while fewer than MaxParallel members are unavailable")
@@ -469,7 +469,7 @@ func TestUpdateKeepsItsBoundAndEnds(t *testing.T) {
 				}
 			}
 			if got := missed(); got > max(before, r.Policy.MaxParallel) {
-				rt.Fatalf("after decision %s %d members are unavailable, before it %d: more than MaxParallel", d.line(), got, before)
+				rt.Fatalf("step %s of the update made %d members unavailable, which is more than MaxParallel; before the step there were %d", d.line(), got, before)
 			}
 			if d.Complete {
 				r.Phase = Completed

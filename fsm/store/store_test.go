@@ -115,7 +115,7 @@ func TestAtErrorNamesTheIndex(t *testing.T) {
 			t.Errorf("At returned error %v, want DeadlineExceeded", err)
 		}
 		if want := "wait for index 99 (at 1)"; err == nil || err.Error()[:len(want)] != want {
-			t.Errorf("At: error %v does not contain %q", err, want)
+			t.Errorf("At returned error %v, want one that begins with %q", err, want)
 		}
 		if len(w.st.waiters) != 0 {
 			t.Errorf("no call of At must be left waiting, but %d are", len(w.st.waiters))
@@ -307,7 +307,7 @@ func TestStatsFollowTheFeed(t *testing.T) {
 	}
 	fill(w, MaxEntries+1)
 	if _, err := cur.Next(soon(t)); !errors.Is(err, ErrCompacted) {
-		t.Errorf("Next returned error %v", err)
+		t.Errorf("Next returned error %v, want a batch", err)
 	}
 	waiting, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
