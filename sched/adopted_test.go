@@ -49,6 +49,6 @@ func TestImportedWorkloadStaysWhereItRuns(t *testing.T) {
 		}
 	}
 	if leaves["web"] || !leaves["ours"] {
-		t.Errorf("the step evicts the workloads %v, want only workload ours", leaves)
+		t.Errorf("the planning step evicts the workloads %v, want only workload \"ours\", whose specification changed", leaves)
 	}
 }

@@ -18,13 +18,13 @@ const (
 	ScaleEvery      = 15 * time.Second // time between two decisions about a group
 	scaleSettle     = 15 * time.Second // after this time the use of a new member no longer contains its start
 	scaleStart      = 5 * time.Minute  // a member that is not available after this time does not count as starting
-	scaleDownWindow = 5 * time.Minute  // all decisions of this time must want fewer members
+	scaleDownWindow = 5 * time.Minute  // members are removed only if all decisions within this time wanted fewer members
 	scaleGap        = time.Minute      // a longer time between two decisions begins a new window
-	scaleTolerance  = 0.1              // difference from the target, as a fraction, that changes nothing
-	UsageFresh      = time.Minute      // an older sample counts as missing
+	scaleTolerance  = 0.1              // difference between use and target, as a fraction of the target, up to which the number of members stays
+	UsageFresh      = time.Minute      // a CPU measurement older than this counts as missing
 )
 
-// ScaleInput is what the autoscaler knows about one group.
+// ScaleInput holds the facts about one group from which the autoscaler decides.
 type ScaleInput struct {
 	fsm.Autoscale
 	Request int64  // CPU request of each member in millicores
@@ -64,8 +64,8 @@ type ScaleDecision struct {
 	Reason   string
 }
 
-// ScaleWindow holds how many members each decision of the last minutes wanted (its wish). The zero value is an
-// empty window.
+// ScaleWindow holds the decisions of the last minutes about one group: for each, the number of members that
+// the CPU use asked for (its wish). The zero value is an empty window.
 type ScaleWindow struct {
 	settings fsm.Autoscale
 	count    int // number of members at the last decision
@@ -80,7 +80,7 @@ type instance struct {
 	ready    bool
 	order    fsm.Generation
 	restarts int32
-	since    int64 // the member has been ready since then
+	since    int64 // time since which the member is ready, on the clock of ScaleInput.Now
 }
 
 type wish struct {

@@ -49,9 +49,9 @@ func benchDemand(i int) fsm.Demand {
 	}
 }
 
-// benchPlace measures placements: it finds the best node for a demand and reserves the demand there. After a
-// while each reservation is followed by the release of an earlier one, so that the cluster stays about half
-// full.
+// benchPlace measures placements: each iteration finds the best node for a demand and reserves the demand
+// there. From the n-th iteration on, an earlier reservation is released too, so that the cluster stays about
+// half full.
 func benchPlace(b *testing.B, w *world, n int, demandOf func(int) fsm.Demand) {
 	nodes := NodesOf(w.state, DefaultTuning())
 	c := nodes.c
@@ -96,7 +96,7 @@ func benchPlace(b *testing.B, w *world, n int, demandOf func(int) fsm.Demand) {
 		}
 	}
 	if placed < window*9/10 {
-		b.Fatalf("only %d of %d demands find a node: the benchmark would measure failures, want at least 9 of 10", placed, window)
+		b.Fatalf("only %d of %d demands found a node, want at least 9 of 10: otherwise the benchmark measures failed searches", placed, window)
 	}
 	b.ReportAllocs()
 	before := cpuSeconds(b)
@@ -139,7 +139,7 @@ func BenchmarkStepConverged100k(b *testing.B) {
 	}
 	w.settle()
 	if n := w.state.PendingCount(); n > 0 {
-		b.Fatalf("%d workloads are pending, want none", n)
+		b.Fatalf("%d workloads are pending before the measurement, want none", n)
 	}
 	x := w.get("w-050000")
 	change := []fsm.Change{{Table: fsm.TableWorkload, Key: x.ID, Old: x, New: x}}

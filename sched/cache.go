@@ -15,18 +15,18 @@ import (
 type Cache struct {
 	built  bool
 	tuning Tuning
-	index  uint64 // log index of the newest view in the cache
+	index  uint64 // log index of the view to which the cache was last updated
 
 	nodes   *nodeIndex
 	version uint64 // incremented whenever the outcome of a placement may change
 
 	workloads workQueue                     // placed workloads that the evict and retry passes must evaluate
-	capacity  workQueue                     // nodes that may have more resources reserved than they offer
+	capacity  workQueue                     // nodes on which more resources may be reserved than the node offers
 	stale     []string                      // ids of nodes whose records must be read again
 	stalePort []portRef                     // host ports whose holders must be read again
 	schedules map[string]*schedule.Schedule // parsed schedules of crons, by expression and zone; nil if not valid
 	zones     map[string]*time.Location     // time zones of crons, by name; nil if not known
-	due       deadlines                     // when workloads must be evaluated again
+	due       deadlines                     // for each workload, the time at which it must be evaluated again
 
 	groups   map[string]*group
 	memberOf map[string]membership // group and node slot of each workload, only for groups that the planner has counted
@@ -35,8 +35,8 @@ type Cache struct {
 
 	sets      map[string]*group      // for each target that a rule names: the placed workloads that match it, see setOf
 	setsOf    map[string]member      // sets of each placed workload
-	untracked map[string][]int       // promised workloads by rule target, for targets without a set; see indexPromised
-	indexed   int                    // number of promised workloads that untracked has
+	untracked map[string][]int       // workloads that this step has placed, by rule target, for targets without a set; see indexPromised
+	indexed   int                    // number of elements of promised that untracked has
 	repelled  map[string][]repelling // placed workloads with required anti-affinities, by the target of the rule; nil = not counted yet
 	target    []byte                 // scratch: key of sets
 	other     []byte                 // scratch: another key of sets
@@ -61,8 +61,8 @@ type portRef struct {
 	port   fsm.HostPort
 }
 
-// group has, for each node, how many members of one group it has, or how many of another set of
-// placed workloads that a rule names.
+// group counts, for each node, the members of one group, or the workloads of one set. A set has all placed
+// workloads that match the target of a rule.
 type group struct {
 	on     []memberCount
 	total  int32
@@ -309,8 +309,8 @@ func (c *Cache) stillUnplaced(ch *fsm.Change) bool {
 	return true
 }
 
-// touch marks the entries of a node in the cache as outdated: its free resources and the host ports
-// that d demands are read again from the state.
+// touch marks the cached values of a node as outdated. The free resources of the node, and the use of the
+// host ports in demand d, are then read again from the state.
 func (c *Cache) touch(node string, d *fsm.Demand) {
 	if n := len(c.stale); n == 0 || c.stale[n-1] != node {
 		c.stale = append(c.stale, node)

@@ -8,13 +8,13 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Schedulers and agents are upgraded separately, so each has its own table of the causes of failures.
-// This test checks that the tables agree.
+// Schedulers and agents are upgraded separately, so each has its own table that gives every failure class a
+// cause. This test checks that the two tables agree.
 func TestCausesAgreeWithThoseOfAgents(t *testing.T) {
 	for _, class := range workload.Classes() {
 		_, final := permanent(string(class))
 		if final != (class.Cause() == workload.Final) || passing(string(class)) != (class.Cause() == workload.Passing) {
-			t.Errorf("failure cause %s: the agents' table has the value %d, but the planner counts it as permanent: %t, temporary: %t", class, class.Cause(), final, passing(string(class)))
+			t.Errorf("failure class %s has the cause %d in the agents' table, but the planner treats the class as permanent: %t, as temporary: %t", class, class.Cause(), final, passing(string(class)))
 		}
 	}
 }
@@ -23,7 +23,7 @@ func TestCausesAgreeWithThoseOfAgents(t *testing.T) {
 // is not started again.
 func TestRetriesByCause(t *testing.T) {
 	for _, code := range []string{"NETWORK_UNREACHABLE", "PORT_BIND_CONFLICT", "STORAGE_FULL", "NAME_CONFLICT", "RUNTIME_RESOURCE_MISSING"} {
-		t.Run(code+" is retried as long as the workload shall run", func(t *testing.T) {
+		t.Run(code+": a workload with this failure is retried without a limit", func(t *testing.T) {
 			w := newWorld(t)
 			w.node("a")
 			w.apply("web")
@@ -45,7 +45,7 @@ func TestRetriesByCause(t *testing.T) {
 				t.Fatalf("web must be retried within %d s, but was not: %+v", 2*w.tuning.RetryMax/second, got.Retry)
 			}
 		})
-		t.Run(code+" gives no time limit to a workload that its agent retries by itself", func(t *testing.T) {
+		t.Run(code+": a workload with this failure, which its agent retries by itself, has no time limit", func(t *testing.T) {
 			w := newWorld(t)
 			w.node("a")
 			w.apply("web")
@@ -115,7 +115,7 @@ func TestRetriesByCause(t *testing.T) {
 				w.step()
 			}
 			if got := w.get("job"); got.Generation != before.Generation || got.Node != home || got.Retry.Attempts != before.Retry.Attempts {
-				t.Fatalf("the workload is on %q, retry %+v, reason %+v, want it unchanged on its node, without a further attempt", got.Node, got.Retry, got.Reason)
+				t.Fatalf("the workload is on node %q with retry %+v and reason %+v, want it on its node without a further attempt to start", got.Node, got.Retry, got.Reason)
 			}
 		})
 	}

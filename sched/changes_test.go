@@ -57,14 +57,14 @@ func TestRandomChangesStopNoRunningWorkload(t *testing.T) {
 			stays := was.Status == fsm.StatusRunning && w.roomAt(was.Node, w.get(id))
 			w.settle()
 			if x := w.get(id); stays && (x.Node != was.Node || x.Status != fsm.StatusRunning) {
-				rt.Fatalf("workload %s must stay running on its node, because the node has room; it is %s on node %q, not on node %s: %+v", id, x.Status, x.Node, was.Node, x.Reason)
+				rt.Fatalf("workload %s must keep running on its node, because the node has room for the new demand, but it is %s on node %q and was on node %q; reason %+v", id, x.Status, x.Node, was.Node, x.Reason)
 			}
 			for id := range ran {
 				switch x := w.get(id); {
 				case x.Status == fsm.StatusRunning:
 				case x.Node == ran[id].Node && x.Actual.State == fsm.ActualRunning && x.Actual.Generation != x.Generation && x.Reason.Code != "":
 				default:
-					rt.Fatalf("workload %s ran on node %s and must still run, but is %s on node %q: %+v", id, ran[id].Node, x.Status, x.Node, x.Reason)
+					rt.Fatalf("workload %s ran on node %q and must still run, but is %s on node %q; reason %+v", id, ran[id].Node, x.Status, x.Node, x.Reason)
 				}
 				if x := w.get(id); x.Status == fsm.StatusRunning {
 					ran[id] = *x
@@ -74,8 +74,8 @@ func TestRandomChangesStopNoRunningWorkload(t *testing.T) {
 	})
 }
 
-// roomAt reports whether node id has room for x once the resources that x reserves now are free again. To
-// check the planner, it computes this on its own.
+// roomAt reports whether node id has room for x, counting the resources that x reserves there now as free. It
+// computes this without the planner, to check the planner.
 func (w *world) roomAt(id string, x *fsm.Workload) bool {
 	n, ok := w.state.Node(id)
 	if !ok || fits(pooledNamespaces(w.state)[x.In()], x.Demand, n).filter != passes {

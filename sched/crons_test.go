@@ -67,13 +67,13 @@ func TestCronsFire(t *testing.T) {
 		want   string
 		events map[string]int
 	}{
-		{"each minute", nil, func(w *world) {
+		{"a cron of each minute gets a run in each minute", nil, func(w *world) {
 			for m := 0.0; m <= 5; m += 0.25 {
 				w.now = at(m)
 				w.settle()
 			}
 		}, "1 2 3 4 5", nil},
-		{"the leader changes at each start time", nil, func(w *world) {
+		{"a change of the leader at each start time loses no run and repeats none", nil, func(w *world) {
 			for m := 1.0; m <= 4; m++ {
 				w.now = at(m)
 				w.plan() // planned, but the leader dies before the command is in the log
@@ -81,7 +81,7 @@ func TestCronsFire(t *testing.T) {
 				w.settle()
 			}
 		}, "1 2 3 4", nil},
-		{"two leaders propose the same step", nil, func(w *world) {
+		{"a step that two leaders propose creates one run", nil, func(w *world) {
 			w.now = at(1)
 			step := w.plan()
 			w.settle()
@@ -90,7 +90,7 @@ func TestCronsFire(t *testing.T) {
 			}
 			w.settle()
 		}, "1", nil},
-		{"the clock of the next leader is behind", nil, func(w *world) {
+		{"a next leader whose clock is behind creates each run once", nil, func(w *world) {
 			w.now = at(2)
 			w.settle()
 			w.cache = NewCache()
@@ -99,7 +99,7 @@ func TestCronsFire(t *testing.T) {
 				w.settle()
 			}
 		}, "1 2 3", nil},
-		{"the clock of the next leader is ahead", nil, func(w *world) {
+		{"a next leader whose clock is ahead creates each run once", nil, func(w *world) {
 			w.now = at(1)
 			w.settle()
 			w.cache = NewCache()
@@ -114,7 +114,7 @@ func TestCronsFire(t *testing.T) {
 			w.setMode("normal")
 			w.settle()
 		}, "1 2", nil},
-		{"allow runs the newest 60 missed times", nil, func(w *world) {
+		{"concurrency allow runs the newest 60 missed times", nil, func(w *world) {
 			w.now = at(100)
 			w.settle()
 			w.settle()
@@ -123,17 +123,17 @@ func TestCronsFire(t *testing.T) {
 			w.now = at(10.5)
 			w.settle()
 		}, "9 10", map[string]int{fsm.EventCronMissed: 1}},
-		{"all times are later than the starting deadline", func(c *commandv1.Cron) { c.StartingDeadline = 20 * second }, func(w *world) {
+		{"no run is created if all times are later than the starting deadline", func(c *commandv1.Cron) { c.StartingDeadline = 20 * second }, func(w *world) {
 			w.now = at(10.5)
 			w.settle()
 			w.now = at(11)
 			w.settle()
 		}, "11", map[string]int{fsm.EventCronMissed: 1}},
-		{"forbid runs the latest missed time only", func(c *commandv1.Cron) { c.Concurrency = fsm.ConcurrencyForbid }, func(w *world) {
+		{"concurrency forbid runs the latest missed time only", func(c *commandv1.Cron) { c.Concurrency = fsm.ConcurrencyForbid }, func(w *world) {
 			w.now = at(10)
 			w.settle()
 		}, "10", map[string]int{fsm.EventCronMissed: 1}},
-		{"forbid skips while a run is active", func(c *commandv1.Cron) { c.Concurrency = fsm.ConcurrencyForbid }, func(w *world) {
+		{"concurrency forbid skips a start time while a run is active", func(c *commandv1.Cron) { c.Concurrency = fsm.ConcurrencyForbid }, func(w *world) {
 			for m := 1.0; m <= 3; m++ {
 				w.now = at(m)
 				w.settle()
@@ -143,7 +143,7 @@ func TestCronsFire(t *testing.T) {
 			w.now = at(4)
 			w.settle()
 		}, "1 4", map[string]int{fsm.EventCronSkipped: 2}},
-		{"replace ends the active run", func(c *commandv1.Cron) { c.Concurrency = fsm.ConcurrencyReplace }, func(w *world) {
+		{"concurrency replace ends the active run", func(c *commandv1.Cron) { c.Concurrency = fsm.ConcurrencyReplace }, func(w *world) {
 			for m := 1.0; m <= 3; m++ {
 				w.now = at(m)
 				w.settle()
@@ -189,11 +189,11 @@ func TestCronsFire(t *testing.T) {
 				want = strings.Join(all, " ")
 			}
 			if got != want {
-				t.Fatalf("runs at minutes %s, must be %s", got, want)
+				t.Fatalf("the cron had runs at the minutes %s after the start, want %s", got, want)
 			}
 			for kind, n := range c.events {
 				if got := w.events(kind); got != n {
-					t.Errorf("%d events %s, must be %d", got, kind, n)
+					t.Errorf("the history has %d events %s, want %d", got, kind, n)
 				}
 			}
 		})
@@ -257,7 +257,7 @@ func TestParameterizedJobKeepsTheNewestRuns(t *testing.T) {
 	var got []string
 	w.state.Children("encode", func(c *fsm.Workload) bool { got = append(got, c.ID); return true })
 	if len(got) != 2*batch-1 || got[0] != "encode-0-000" || got[1] != "encode-0-002" {
-		t.Fatalf("%d runs are kept, the first are %v; 1,000 that succeeded and the one that failed must be kept", len(got), got[:2])
+		t.Fatalf("%d runs are kept, the first two are %v; want the newest 1,000 that succeeded and the one that failed", len(got), got[:2])
 	}
 }
 
@@ -271,6 +271,6 @@ func TestCronWakesThePlanner(t *testing.T) {
 	w.now += minute - 2*second
 	step := w.plan()
 	if at := step.WakeAt; at != cronStart+minute {
-		t.Fatalf("the next step is at %d, must be at %d: %v", at, cronStart+minute, step.Why)
+		t.Fatalf("the planner wants its next step at %d ns, want it at %d ns, the start time of the cron; it gives the reasons %v", at, cronStart+minute, step.Why)
 	}
 }

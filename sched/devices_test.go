@@ -28,13 +28,13 @@ func priority(n int32) func(*commandv1.WorkloadPut) {
 func at(t *testing.T, w *world, id, node string) {
 	t.Helper()
 	if x := w.get(id); x.Node != node {
-		t.Fatalf("workload %s is on %q, want %q; its reason is %q", id, x.Node, node, x.Reason.Message)
+		t.Fatalf("workload %q is on node %q, want node %q (empty: it waits); its reason is %q", id, x.Node, node, x.Reason.Message)
 	}
 }
 
 // TestDevicesAreReserved: devices are counted like CPU and memory in placement, moves, preemption and explanations.
 func TestDevicesAreReserved(t *testing.T) {
-	t.Run("a workload goes only to a node with free devices; otherwise it waits, and why shows the numbers of devices", func(t *testing.T) {
+	t.Run("a workload goes only to a node with free devices, and a workload without such a node waits", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a", withDevices("gpu", 3))
 		w.node("b", withDevices("fpga", 8))
@@ -46,7 +46,7 @@ func TestDevicesAreReserved(t *testing.T) {
 		at(t, w, "two", "a")
 		at(t, w, "more", "")
 		if got := w.get("more").Reason.Message; got != "0/3 nodes fit: 3 device gpu" {
-			t.Errorf("the reason is %q, want that all three nodes lack devices", got)
+			t.Errorf("the reason of workload \"more\" is %q, want that all three nodes lack devices", got)
 		}
 		var all []string
 		for _, n := range Explain(w.state, w.get("more"), w.tuning).Nodes {
@@ -55,7 +55,7 @@ func TestDevicesAreReserved(t *testing.T) {
 		text := strings.Join(all, "\n")
 		for _, want := range []string{"devices gpu: needs 2 devices, 1 free of 3 (2 promised)", "devices: needs gpu, the node has none"} {
 			if !strings.Contains(text, want) {
-				t.Errorf("the explanation lacks %q:\n%s", want, text)
+				t.Errorf("the explanation of workload \"more\" must contain %q, but is:\n%s", want, text)
 			}
 		}
 		w.apply("one", wantsDevices("gpu", 1))
@@ -69,7 +69,7 @@ func TestDevicesAreReserved(t *testing.T) {
 		w.settle()
 		at(t, w, "named", "")
 		if got := w.get("named").Reason.Message; got != "0/1 nodes fit: 1 device gpu" {
-			t.Errorf("the reason is %q, want that the node has no such device", got)
+			t.Errorf("the reason of workload \"named\" is %q, want that the node has no such device", got)
 		}
 		w.node("b", withDevices("gpu", 1))
 		w.apply("holder", wantsDevices("gpu", 1))
@@ -102,7 +102,7 @@ func TestDevicesAreReserved(t *testing.T) {
 				all = append(all, n.Node+" "+n.Reason)
 			}
 			if text := strings.Join(all, "\n"); !strings.Contains(text, "a "+want) {
-				t.Errorf("the explanation of %s lacks %q:\n%s", id, want, text)
+				t.Errorf("the explanation of workload %q must contain %q, but is:\n%s", id, want, text)
 			}
 		}
 		w.apply("both", wantsDevices(fsm.AnyGPU, 2), priority(5))
@@ -147,7 +147,7 @@ func TestDevicesAreReserved(t *testing.T) {
 			on[w.get(id).Node]++
 		}
 		if on["a"] != 1 || on["b"] != 1 || on[""] != 1 {
-			t.Errorf("the workloads are on %v, want one on each node and one that waits", on)
+			t.Errorf("the workloads are on the nodes %v, want one workload on each node, and one that waits", on)
 		}
 	})
 	t.Run("a workload of higher priority preempts for devices, and only the holder of devices leaves", func(t *testing.T) {
@@ -195,7 +195,7 @@ func TestDevicesAreReserved(t *testing.T) {
 		w.settle()
 		at(t, w, "x", "a")
 		if got := w.get("x").Reason.Message; !strings.Contains(got, "device gpu") {
-			t.Errorf("the reason is %q, want the missing device", got)
+			t.Errorf("the reason of workload \"x\" is %q, want it to name the device that no other node has", got)
 		}
 	})
 	t.Run("rebalancing does not move workloads to nodes without their devices", func(t *testing.T) {
@@ -211,7 +211,7 @@ func TestDevicesAreReserved(t *testing.T) {
 		got := Rebalance(w.state, balanceLimits, w.tuning).Moves
 		for _, m := range got {
 			if m.To != "c" {
-				t.Errorf("%s moves to %s, which has no devices", m.Workload, m.To)
+				t.Errorf("rebalancing must move workload %q to node \"c\", the only other node with devices, but moves it to %q", m.Workload, m.To)
 			}
 		}
 		if len(got) != 2 {

@@ -14,8 +14,9 @@ func (w *world) drainBy(id string, seconds uint32) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: id, On: true, DeadlineSeconds: &seconds}}})
 }
 
-// TestDecisionsForAnEndedDrainAreDropped: a person ends the drain of node a after the planner has decided that a workload
-// leaves, or that the member of a system workload is deleted, and before this decision is committed.
+// TestDecisionsForAnEndedDrainAreDropped: because node a is draining, the planner decides that a workload
+// leaves the node, or that the member of a system workload is deleted. A person ends the drain before this
+// decision is committed. The decision must be skipped.
 func TestDecisionsForAnEndedDrainAreDropped(t *testing.T) {
 	for _, c := range []struct {
 		id  string
@@ -43,11 +44,11 @@ func TestDecisionsForAnEndedDrainAreDropped(t *testing.T) {
 				}
 			}
 			if dropped != 1 {
-				t.Errorf("%d decisions were dropped, want 1 of %v", dropped, s.Commands)
+				t.Errorf("%d of the commands %v were skipped because the drain had ended, want 1", dropped, s.Commands)
 			}
 			w.settle()
 			if got := w.get(c.on); got.Node != "a" || got.Generation != before.Generation || got.Desired != before.Desired {
-				t.Errorf("%s is %s on node %q at generation %s, want it unchanged on node a", got.ID, got.Desired, got.Node, got.Generation)
+				t.Errorf("workload %q has the desired state %s, node %q and generation %s, want it unchanged on node \"a\"", got.ID, got.Desired, got.Node, got.Generation)
 			}
 		})
 	}
@@ -70,7 +71,7 @@ func TestADrainLetsJobsEnd(t *testing.T) {
 			w.settle()
 			p := w.get("pack")
 			if !p.Finished() || !p.Result.Succeeded || p.Result.Node != "a" || p.Retry.Attempts != 0 {
-				t.Errorf("the result of generation %s is %+v, want success on node a", was, p.Result)
+				t.Errorf("the job, which was at generation %s, has the result %+v, want success on node \"a\"", was, p.Result)
 			}
 		}},
 		{"the job moves when the deadline is over, and not before", func(t *testing.T, w *world) {
@@ -101,12 +102,12 @@ func TestADrainLetsJobsEnd(t *testing.T) {
 			w.settle()
 			w.on(t, "pack", "b")
 		}},
-		{"a drain without a deadline keeps the present one", func(t *testing.T, w *world) {
+		{"a drain command without a deadline keeps the deadline that the drain has", func(t *testing.T, w *world) {
 			w.drain("a", true)
 			w.settle()
 			w.held(t, "pack", "a", fsm.CodeAwaitEnd, "22:14:20Z")
 		}},
-		{"another deadline is in the reason at once", func(t *testing.T, w *world) {
+		{"after another deadline was set, the reason has the new deadline at once", func(t *testing.T, w *world) {
 			w.drainBy("a", 90)
 			w.step()
 			w.held(t, "pack", "a", fsm.CodeAwaitEnd, "22:14:50Z")
@@ -116,18 +117,18 @@ func TestADrainLetsJobsEnd(t *testing.T) {
 			w.settle()
 			w.on(t, "pack", "a")
 			if p := w.get("pack"); p.Reason.Code != "" {
-				t.Errorf("the reason is %+v, want none", p.Reason)
+				t.Errorf("after the drain has ended, the reason of the job is %+v, want none", p.Reason)
 			}
 			w.drain("a", true)
 			w.settle()
 			w.on(t, "pack", "b")
 		}},
-		{"a NoExecute taint moves the job all the same", func(t *testing.T, w *world) {
+		{"a NoExecute taint moves a job although its deadline has not passed", func(t *testing.T, w *world) {
 			w.taint("a", noExecute(0))
 			w.settle()
 			w.on(t, "pack", "b")
 		}},
-		{"a changed job starts on another node", func(t *testing.T, w *world) {
+		{"a job whose specification was changed starts on another node", func(t *testing.T, w *world) {
 			w.apply("pack", job(demand(func(d *commandv1.Demand) { d.CpuMillicores = 250 })))
 			w.settle()
 			w.on(t, "pack", "b")
@@ -165,8 +166,8 @@ func TestADrainLetsJobsEnd(t *testing.T) {
 	}
 }
 
-// TestADrainLetsTheJobOfASystemWorkloadEnd: the member of a job on every node leaves its draining node last, and not
-// before it ends or the deadline of the drain is over.
+// TestADrainLetsTheJobOfASystemWorkloadEnd: a system workload runs a job on every node. On the draining node,
+// its member leaves last, and only when the job has ended or the deadline of the drain has passed.
 func TestADrainLetsTheJobOfASystemWorkloadEnd(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
@@ -201,14 +202,15 @@ func TestADrainMovesAJobThatHasNotStarted(t *testing.T) {
 	w.drainBy("a", 60)
 	w.step()
 	if p := w.get("pack"); p.Node == "a" {
-		t.Fatalf("the job waits on the draining node: %+v", p.Reason)
+		t.Fatalf("the job must leave the draining node at once, because it has not started, but waits there with reason %+v", p.Reason)
 	}
 	w.settle()
 	w.on(t, "pack", "b")
 }
 
-// TestADrainKeepsAMemberThatStartsMeanwhile: the planner proposes to delete a member, the job of a system workload, that
-// its draining node has not accepted. The node accepts it before the proposal is applied.
+// TestADrainKeepsAMemberThatStartsMeanwhile: a draining node has not accepted the order of a member, the job
+// of a system workload, so the planner proposes to delete the member. Before the proposal is applied, the
+// node accepts the order. The deletion must be skipped.
 func TestADrainKeepsAMemberThatStartsMeanwhile(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")

@@ -141,7 +141,7 @@ func TestOrphanOfALegacyAgentHasItsRevision(t *testing.T) {
 		found := Compare(w.state, &at, []Reported{r}, func(string) bool { return false })
 		c := Drifts(w.state, "a", found, w.now)
 		if len(c.GetOpen()) != 1 || c.Open[0].GetRevision() != want {
-			t.Errorf("protocol %d: recorded %v, want one drift with revision %q", protocol, c.GetOpen(), want)
+			t.Errorf("for an orphan on an agent of protocol %d the state has the drifts %v, want one with revision %q", protocol, c.GetOpen(), want)
 		}
 	}
 }
@@ -156,7 +156,7 @@ func TestStatusWithoutInstanceIsNoOrphan(t *testing.T) {
 	for nothing, want := range map[bool]int{true: 0, false: 1} {
 		r.Nothing = nothing
 		if got := Compare(w.state, n, []Reported{r}, func(string) bool { return false }); len(got) != want {
-			t.Errorf("Compare of a status with Nothing=%v returned %v, want a difference only if Nothing is false", nothing, got)
+			t.Errorf("for a status with Nothing=%v Compare returned %v, want a difference only if Nothing is false", nothing, got)
 		}
 	}
 }
@@ -211,13 +211,13 @@ func TestDriftsAreRecordedAndClosed(t *testing.T) {
 	t.Run("a drift is recorded once, and closed when the difference ends", func(t *testing.T) {
 		w := running(t)
 		if c := w.note("a", w.compare("a")); len(c.GetOpen()) != 1 || c.GetOpen()[0].GetAction() != fsm.ActionReconcile {
-			t.Fatalf("the first comparison records %v, want one drift with the action reconcile", c)
+			t.Fatalf("after the first comparison the command to record drifts is %v, want one drift with the action reconcile", c)
 		}
 		if c := w.note("a", w.compare("a")); c != nil {
-			t.Fatalf("the second comparison records %v, want no command", c)
+			t.Fatalf("after a second comparison with the same difference the command to record drifts is %v, want none", c)
 		}
 		if c := w.note("a", w.compare("a", w.lists("web"))); len(c.GetClosed()) != 1 {
-			t.Fatalf("the comparison after the difference ended records %v, want that it closes the drift", c)
+			t.Fatalf("after the difference has ended the command to record drifts is %v, want one that closes the drift", c)
 		}
 		if n := w.state.DriftCount(); n != 0 {
 			t.Fatalf("%d drifts are open after the difference ended, want none", n)
@@ -230,7 +230,7 @@ func TestDriftsAreRecordedAndClosed(t *testing.T) {
 		w.now += w.tuning.MissingGrace
 		w.step() // in this step, the planner schedules a retry of web
 		if c := w.note("a", w.compare("a")); len(c.GetClosed()) != 0 {
-			t.Fatalf("the drift was closed during the backoff: %v", c)
+			t.Fatalf("during the backoff of workload web its drift must stay open, but the command is %v", c)
 		}
 		w.settle()
 		if w.note("a", w.compare("a", w.lists("web"))); w.state.DriftCount() != 0 || w.get("web").Status != fsm.StatusRunning {
@@ -257,13 +257,13 @@ func TestDriftsAreRecordedAndClosed(t *testing.T) {
 		for w.now-begun < 3600*second {
 			c := w.note("a", w.compare("a", w.lists("web", revision("c1-other"))))
 			if repairs += len(c.GetRepairs()); len(c.GetClosed()) != 0 {
-				t.Fatalf("the drift was closed although the node still differs: %v", c)
+				t.Fatalf("the drift must stay open while the node has another revision, but the command is %v", c)
 			}
 			w.settle() // the node accepts the order, but still reports the wrong revision
 			w.now += 30 * second
 		}
 		if repairs < 4 || repairs > 12 {
-			t.Fatalf("%d repair orders in an hour, want 4 to 12", repairs)
+			t.Fatalf("workload web got %d repair orders in an hour, want 4 to 12", repairs)
 		}
 		if w.note("a", w.compare("a", w.lists("web"))); w.state.DriftCount() != 0 {
 			t.Fatal("the drift must be closed once the node agrees with the state, but is still open")
@@ -274,7 +274,7 @@ func TestDriftsAreRecordedAndClosed(t *testing.T) {
 		ghost := Reported{Workload: "ghost", Observation: fsm.Observation{State: fsm.ActualRunning}}
 		c := w.note("a", w.compare("a", w.lists("web"), ghost))
 		if len(c.GetOpen()) != 1 || c.GetOpen()[0].GetAction() != fsm.ActionInvestigate {
-			t.Fatalf("the comparison records %v, want one drift with the action investigate", c)
+			t.Fatalf("after the comparison the command to record drifts is %v, want one drift with the action investigate", c)
 		}
 		w.now += 3600 * second
 		if s := w.plan(); len(s.Orders)+len(s.Commands) != 0 {
@@ -282,11 +282,11 @@ func TestDriftsAreRecordedAndClosed(t *testing.T) {
 		}
 		w.do(&commandv1.Command{Body: &commandv1.Command_DropOrphan{DropOrphan: &commandv1.DropOrphan{Node: "a", Workload: "ghost"}}})
 		if c := w.note("a", w.compare("a", w.lists("web"), ghost)); c != nil {
-			t.Fatalf("while the orphan is deleted the drifts change: %v", c)
+			t.Fatalf("while the node deletes the orphan its drift must not change, but the command is %v", c)
 		}
 		s := w.plan()
 		if len(s.Orders) != 1 || s.Orders[0].Op != OpDelete || s.Orders[0].Workload != "ghost" {
-			t.Fatalf("the orders are %+v, want only the order to delete ghost", s.Orders)
+			t.Fatalf("the planner gives the orders %+v, want only the order to delete ghost", s.Orders)
 		}
 		w.sent[s.Orders[0]] = true
 		w.answer()
@@ -324,10 +324,10 @@ func TestLongTextsOfADriftAreRecordedOnce(t *testing.T) {
 		{Workload: "web", Type: fsm.DriftRevision, Scheduler: strings.Repeat("y", 256), Agent: strings.Repeat("x", 256)},
 	} {
 		if w.note("a", []Difference{d}) == nil {
-			t.Errorf("%s: the difference was not recorded", d.Type)
+			t.Errorf("the difference of type %s must be recorded, but is not", d.Type)
 		}
 		if c := w.note("a", []Difference{d}); c != nil {
-			t.Errorf("%s: the second round records the same difference again: %v", d.Type, c)
+			t.Errorf("the difference of type %s is on record, but the next comparison records it again: %v", d.Type, c)
 		}
 	}
 }

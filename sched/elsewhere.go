@@ -107,9 +107,9 @@ func (p *planner) returnsAt(left []fsm.NodeFailure, limit fsm.Reschedule) int64 
 	return left[len(left)-1].At + max(limit.Interval/int64(limit.Attempts), returnAfter)
 }
 
-// another returns the slot of a node that has room for a workload: neither its present node nor one of those in left.
-// It prefers nodes that the workload has never left, then the one that it left longest ago. It returns -1 if there is
-// none.
+// another returns the slot of a node that has room for w and is not its present node. It prefers nodes that w
+// has never left. Among the nodes in left, which w left because they could not run it, it prefers the node
+// that w left longest ago. It returns -1 if no node has room.
 func (p *planner) another(w *fsm.Workload, left []fsm.NodeFailure) int32 {
 	if p.hopeless(w) {
 		return -1

@@ -34,7 +34,7 @@ func cannotRun(r *commandv1.WorkloadReport, code string) {
 func (w *world) at(t *testing.T, id, node string) {
 	t.Helper()
 	if x := w.get(id); x.Node != node {
-		t.Fatalf("workload %s is on %q, reason %+v; want it on %s", id, x.Node, x.Reason, node)
+		t.Fatalf("workload %q is on node %q with reason %+v, want node %q", id, x.Node, x.Reason, node)
 	}
 }
 
@@ -70,11 +70,11 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 			w.on(t, "web", "b")
 			x := w.get("web")
 			if len(x.FailedOn) != 1 || x.FailedOn[0].Node != "a" || x.FailedOn[0].Code != "STORAGE_FULL" {
-				t.Errorf("the record remembers %+v, want node a with its failure", x.FailedOn)
+				t.Errorf("the record of web remembers the nodes %+v, want node a with its failure", x.FailedOn)
 			}
 			e := Explain(w.state, x, w.tuning)
 			if !strings.Contains(e.Moves, "it left node a at 2023-11-14 22:13 UTC (STORAGE_FULL: it does not work here)") {
-				t.Errorf("why says %q, want the node that it left", e.Moves)
+				t.Errorf("persysctl why says %q about the moves of web, want the node that it left", e.Moves)
 			}
 		}},
 		{"a failure before the agent has tried often enough moves nothing", nil, func(t *testing.T, w *world) {
@@ -82,7 +82,7 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 			w.pass(3600 * second)
 			w.at(t, "web", "a")
 		}},
-		{"a failure of the program moves nothing", nil, func(t *testing.T, w *world) {
+		{"a failure whose cause is the program itself moves nothing", nil, func(t *testing.T, w *world) {
 			w.fails["web"] = "RUNTIME_ERROR"
 			w.say("web", "Failed")
 			w.pass(3600 * second)
@@ -100,10 +100,10 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 			w.pass(600 * second)
 			x := w.get("web")
 			if w.at(t, "web", "a"); x.Generation != generation || x.Reason.Code != "STORAGE_FULL" {
-				t.Fatalf("the generation is %v, the reason %+v, want the same order and the reason that the agent reports", x.Generation, x.Reason)
+				t.Fatalf("web has generation %v and reason %+v, want the same generation as before and the reason that the agent reports", x.Generation, x.Reason)
 			}
 			if e := Explain(w.state, x, w.tuning); e.Moves != "it stays on node a and is tried there again: no other node takes it" {
-				t.Errorf("why says %q, want that it is tried again on node a", e.Moves)
+				t.Errorf("persysctl why says %q about the moves of web, want that it is tried again on node a", e.Moves)
 			}
 			w.cordon("b", false)
 			w.settle()
@@ -116,11 +116,11 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 			w.at(t, "web", "b")
 			x := w.get("web")
 			if e := Explain(w.state, x, w.tuning); len(x.FailedOn) != 1 || !strings.HasSuffix(e.Moves, "no other node takes it; it left node a at 2023-11-14 22:13 UTC (STORAGE_FULL: it does not work here)") {
-				t.Errorf("the workload left the nodes %+v, and why says %q, want one node, and that no other node takes the workload", x.FailedOn, e.Moves)
+				t.Errorf("web left the nodes %+v, and persysctl why says %q; want one node, and that no other node takes web", x.FailedOn, e.Moves)
 			}
 			w.pass(2500 * second)
 			if x := w.get("web"); len(x.FailedOn) != 3 {
-				t.Errorf("it left %+v within an hour, want 3 nodes", x.FailedOn)
+				t.Errorf("web left the nodes %+v within an hour, want 3 nodes", x.FailedOn)
 			}
 			w.node("c")
 			w.pass(200 * second) // the first move was more than an hour ago
@@ -142,7 +142,7 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 			w.pass(600 * second)
 			w.at(t, "web", "a")
 			if e := Explain(w.state, w.get("web"), w.tuning); !strings.Contains(e.Moves, "it can write to folders of its host") {
-				t.Errorf("why says %q, want that it can write to folders of its host", e.Moves)
+				t.Errorf("persysctl why says %q about the moves of web, want that it can write to folders of its host", e.Moves)
 			}
 		}},
 		{"a workload that writes to folders of its host moves if its specification says so", func(p *commandv1.WorkloadPut) {
@@ -162,7 +162,7 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 			w.settle()
 			w.on(t, "web", "b")
 			if x := w.get("web"); len(x.FailedOn) != 0 {
-				t.Errorf("it left %+v, want that a drain is not counted as a move", x.FailedOn)
+				t.Errorf("the record of web lists the nodes %+v as left for a failure, want none, because a drain is not counted", x.FailedOn)
 			}
 		}},
 		{"a failing workload of a lost node is placed on another one", nil, func(t *testing.T, w *world) {
@@ -180,7 +180,7 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 			w.pass(60 * second)
 			w.at(t, "web", "a")
 			if e := Explain(w.state, w.get("web"), w.tuning); e.Moves != "it stays on node a while the mode of the control plane is degraded" {
-				t.Errorf("why says %q, want that it stays because of the mode", e.Moves)
+				t.Errorf("persysctl why says %q about the moves of web, want that it stays because of the mode", e.Moves)
 			}
 		}},
 		{"a workload preempts on a node that it has never left rather than on one that it left", demand(func(d *commandv1.Demand) {
@@ -199,12 +199,12 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 			w.pass(60 * second)
 			w.on(t, "web", "c")
 		}},
-		{"a job moves too", func(p *commandv1.WorkloadPut) { p.Demand.Job = &commandv1.Job{} }, func(t *testing.T, w *world) {
+		{"a job that its node cannot run moves to another node", func(p *commandv1.WorkloadPut) { p.Demand.Job = &commandv1.Job{} }, func(t *testing.T, w *world) {
 			w.broken("a", "STORAGE_FULL")
 			w.settle()
 			w.on(t, "web", "b")
 		}},
-		{"moves are limited", moves(2, 10*minute), func(t *testing.T, w *world) {
+		{"a workload moves only as often as its limit allows", moves(2, 10*minute), func(t *testing.T, w *world) {
 			for _, n := range []string{"b", "c", "d"} {
 				w.node(n)
 				w.ailing[n] = "STORAGE_FULL"
@@ -214,10 +214,10 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 			w.pass(9 * minute)
 			x := w.get("web")
 			if len(x.FailedOn) != 2 {
-				t.Fatalf("it left %+v, want 2 nodes", x.FailedOn)
+				t.Fatalf("web left the nodes %+v, want 2 nodes, the limit of its moves", x.FailedOn)
 			}
 			if e := Explain(w.state, x, w.tuning); !strings.Contains(e.Moves, "it was moved 2 times within 10 min, and reschedule allows 2; it may move again after 2023-11-14 22:23 UTC") {
-				t.Errorf("why says %q, want the limit of moves and the time of the next move", e.Moves)
+				t.Errorf("persysctl why says %q about the moves of web, want the limit of moves and the time of the next move", e.Moves)
 			}
 			w.pass(3600 * second)
 			for _, f := range w.get("web").FailedOn {
@@ -228,7 +228,7 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 					}
 				}
 				if n > 2 {
-					t.Errorf("it left %d nodes within 10 min after %d s: %+v", n, (f.At-start)/second, w.get("web").FailedOn)
+					t.Errorf("web left %d nodes within the 10 min after second %d, want at most 2: %+v", n, (f.At-start)/second, w.get("web").FailedOn)
 				}
 			}
 			for _, n := range []string{"a", "b", "c", "d"} {
@@ -243,7 +243,7 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 			w.pass(600 * second)
 			w.at(t, "web", "a")
 			if e := Explain(w.state, w.get("web"), w.tuning); !strings.HasSuffix(e.Moves, "reschedule.attempts is 0") {
-				t.Errorf("why says %q, want that reschedule.attempts is 0", e.Moves)
+				t.Errorf("persysctl why says %q about the moves of web, want that reschedule.attempts is 0", e.Moves)
 			}
 		}},
 		{"a workload with local data stays", demand(func(d *commandv1.Demand) { d.LocalData = []*commandv1.LocalData{{Name: "volume data"}} }), func(t *testing.T, w *world) {
@@ -256,14 +256,14 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 			w.pass(600 * second)
 			w.at(t, "web", "a")
 		}},
-		{"a pinned workload stays", demand(func(d *commandv1.Demand) {
+		{"a workload that may run on one node only stays", demand(func(d *commandv1.Demand) {
 			d.Constraints = []*commandv1.Constraint{{Key: fsm.NodeIDLabel, Op: "=", Values: []string{"a"}}}
 		}), func(t *testing.T, w *world) {
 			w.broken("a", "STORAGE_FULL")
 			w.pass(600 * second)
 			w.at(t, "web", "a")
 		}},
-		{"a workload pinned to two nodes moves to the other one", demand(func(d *commandv1.Demand) {
+		{"a workload that may run on two nodes only moves to the other one", demand(func(d *commandv1.Demand) {
 			d.Constraints = []*commandv1.Constraint{{Key: fsm.NodeIDLabel, Op: "in", Values: []string{"a", "b"}}}
 		}), func(t *testing.T, w *world) {
 			w.broken("a", "STORAGE_FULL")
@@ -280,11 +280,11 @@ func TestWorkloadsLeaveNodesThatCannotRunThem(t *testing.T) {
 			w.on(t, "web", "c")
 			w.node("d")
 			if v := verdictOn(Explain(w.state, w.get("web"), w.tuning), "a"); v.Fits || v.Filter != "earlier failure" || !strings.HasSuffix(v.Reason, "UTC (STORAGE_FULL: it does not work here), and another node fits") {
-				t.Errorf("why says about node a: %+v, want the earlier failure", v)
+				t.Errorf("persysctl why gives node a the verdict %+v, want the earlier failure", v)
 			}
 			w.cordon("d", true)
 			if v := verdictOn(Explain(w.state, w.get("web"), w.tuning), "a"); !v.Fits {
-				t.Errorf("why says about node a: %+v, want that it fits, because no other node does", v)
+				t.Errorf("persysctl why gives node a the verdict %+v, want that it fits, because no other node does", v)
 			}
 		}},
 		{"a workload returns to a node that it left if no other node fits", nil, func(t *testing.T, w *world) {
@@ -345,13 +345,13 @@ func TestOnlyAsManyFailingWorkloadsMoveAsFit(t *testing.T) {
 	w.broken("a", "STORAGE_FULL")
 	w.settle()
 	if one, two := w.get("one"), w.get("two"); one.Node+two.Node != "ab" && one.Node+two.Node != "ba" {
-		t.Errorf("one is on %q and two on %q, want one of them on b and the other one still on a", one.Node, two.Node)
+		t.Errorf("workload one is on node %q and workload two on node %q, want one of the two on node \"b\" and the other on node \"a\"", one.Node, two.Node)
 	}
 }
 
-// TestPortOfAWorkloadThatItsNodeCannotRun: node a cannot carry out the order that moves web from port 80 to
-// 443, so web may hold port 80 for ever. api, which now demands port 80, does not wait for web but moves to
-// node b.
+// TestPortOfAWorkloadThatItsNodeCannotRun: a new order moves web from port 80 to port 443, and node a cannot
+// carry it out. So web may hold port 80 for ever. Workload api, which demands port 80 now, does not wait for
+// web: it moves to node b.
 func TestPortOfAWorkloadThatItsNodeCannotRun(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
@@ -386,7 +386,7 @@ func TestWaitingFailuresCostNothing(t *testing.T) {
 	w.broken("a", "STORAGE_FULL")
 	w.pass(10 * second)
 	if n := len(w.cache.workloads.ids); n != 0 || len(w.cache.stuck.ids) != 3 {
-		t.Errorf("%d workloads are evaluated in each step and %d wait, want 0 and 3", n, len(w.cache.stuck.ids))
+		t.Errorf("%d workloads are evaluated in each step, and %d wait for a change of a node; want 0 and 3", n, len(w.cache.stuck.ids))
 	}
 	w.node("b")
 	w.settle()

@@ -48,38 +48,38 @@ func TestFiltersRejectNodes(t *testing.T) {
 		summary        string
 	}{
 		{name: "free devices fit", node: withDevices("gpu", 2), demand: func(d *commandv1.Demand) { d.Devices = []*commandv1.DeviceCount{{Name: "gpu", Count: 2}} }},
-		{name: "more devices than the node has", node: withDevices("gpu", 2), demand: func(d *commandv1.Demand) { d.Devices = []*commandv1.DeviceCount{{Name: "gpu", Count: 3}} },
+		{name: "more devices than the node has do not fit", node: withDevices("gpu", 2), demand: func(d *commandv1.Demand) { d.Devices = []*commandv1.DeviceCount{{Name: "gpu", Count: 3}} },
 			filter: "devices", reason: "devices gpu: needs 3 devices, 2 free of 2 (0 promised)", summary: "0/1 nodes fit: 1 device gpu"},
 		{name: "an ordinary node fits", node: none, demand: func(*commandv1.Demand) {}},
-		{name: "a lost node", node: none, demand: func(*commandv1.Demand) {}, before: func(w *world) { w.heard["a"] = false; w.step() },
+		{name: "a lost node is rejected", node: none, demand: func(*commandv1.Demand) {}, before: func(w *world) { w.heard["a"] = false; w.step() },
 			filter: "readiness", reason: "the node is not ready: lease expired", summary: "0/1 nodes fit: 1 not ready"},
-		{name: "a draining node", node: none, demand: func(*commandv1.Demand) {}, before: func(w *world) { w.drain("a", true) },
+		{name: "a draining node is rejected", node: none, demand: func(*commandv1.Demand) {}, before: func(w *world) { w.drain("a", true) },
 			filter: "readiness", reason: "the node is draining", summary: "0/1 nodes fit: 1 draining"},
-		{name: "a cordoned node", node: none, demand: func(*commandv1.Demand) {}, before: func(w *world) { w.cordon("a", true) },
+		{name: "a cordoned node is rejected", node: none, demand: func(*commandv1.Demand) {}, before: func(w *world) { w.cordon("a", true) },
 			filter: "readiness", reason: "the node is cordoned", summary: "0/1 nodes fit: 1 cordoned"},
 		{name: "on_lost_lease=stop needs a fencer", node: none,
 			demand: func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, fsm.OnLostLeaseStop }, filter: "fencer",
 			reason:  "fencer: on_lost_lease is stop, and the node has no fencer that stops the workload when the lease ends (self_fencing)",
 			summary: "0/1 nodes fit: 1 no fencer for on_lost_lease=stop"},
-		{name: "a node with a fencer", node: func(n *commandv1.RegisterNode) { n.SelfFencing = true },
+		{name: "a node with a fencer accepts on_lost_lease=stop", node: func(n *commandv1.RegisterNode) { n.SelfFencing = true },
 			demand: func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, fsm.OnLostLeaseStop }},
 		{name: "secrets as files need an agent that keeps them in memory", node: none, demand: func(d *commandv1.Demand) { d.MemoryFiles = true },
 			filter: "files in memory", reason: "files in memory: the agent of the node does not know secrets and configs as files, or the machine has no tmpfs at /run or /dev/shm",
 			summary: "0/1 nodes fit: 1 keeps no secrets and configs in memory"},
-		{name: "an agent that keeps files in memory", node: func(n *commandv1.RegisterNode) { n.MemoryFiles = true }, demand: func(d *commandv1.Demand) { d.MemoryFiles = true }},
-		{name: "a type that is not offered", node: none, demand: func(d *commandv1.Demand) { d.Type = "vm" },
+		{name: "a node whose agent keeps files in memory accepts secrets as files", node: func(n *commandv1.RegisterNode) { n.MemoryFiles = true }, demand: func(d *commandv1.Demand) { d.MemoryFiles = true }},
+		{name: "a node that does not offer the workload type is rejected", node: none, demand: func(d *commandv1.Demand) { d.Type = "vm" },
 			filter: "workload type", reason: "workload type: needs vm, the node offers compose, container", summary: "0/1 nodes fit: 1 type vm"},
 		{name: "a legacy v1 peer offers compose", node: func(n *commandv1.RegisterNode) { n.Types = nil }, demand: func(d *commandv1.Demand) { d.Type = "compose" }},
 		{name: "a legacy v1 peer offers no VM", node: func(n *commandv1.RegisterNode) { n.Types = nil }, demand: func(d *commandv1.Demand) { d.Type = "vm" },
 			filter: "workload type", reason: "workload type: needs vm, the node offers container, compose", summary: "0/1 nodes fit: 1 type vm"},
-		{name: "a storage driver that the node has", node: func(n *commandv1.RegisterNode) { n.StorageDrivers = []string{"nfs"} }, demand: func(d *commandv1.Demand) { d.StorageDrivers = []string{"nfs"} }},
-		{name: "a storage driver that the node lacks", node: func(n *commandv1.RegisterNode) { n.StorageDrivers = []string{"local"} }, demand: func(d *commandv1.Demand) { d.StorageDrivers = []string{"nfs"} },
+		{name: "a node with the storage driver is accepted", node: func(n *commandv1.RegisterNode) { n.StorageDrivers = []string{"nfs"} }, demand: func(d *commandv1.Demand) { d.StorageDrivers = []string{"nfs"} }},
+		{name: "a node without the storage driver is rejected", node: func(n *commandv1.RegisterNode) { n.StorageDrivers = []string{"local"} }, demand: func(d *commandv1.Demand) { d.StorageDrivers = []string{"nfs"} },
 			filter: "storage driver", reason: "storage driver: needs nfs, the node offers local", summary: "0/1 nodes fit: 1 storage driver nfs"},
-		{name: "a label with another value", node: zone, demand: func(d *commandv1.Demand) { d.Labels = labels("zone", "y") },
+		{name: "a node with another value of the label is rejected", node: zone, demand: func(d *commandv1.Demand) { d.Labels = labels("zone", "y") },
 			filter: "labels", reason: "label: needs zone=y, the node has zone=x", summary: "0/1 nodes fit: 1 label zone=y"},
-		{name: "a label that is missing", node: none, demand: func(d *commandv1.Demand) { d.Labels = labels("zone", "y") },
+		{name: "a node without the label is rejected", node: none, demand: func(d *commandv1.Demand) { d.Labels = labels("zone", "y") },
 			filter: "labels", reason: "label: needs zone=y, the node has no label zone", summary: "0/1 nodes fit: 1 label zone=y"},
-		{name: "a label that matches", node: zone, demand: func(d *commandv1.Demand) { d.Labels = labels("zone", "x") }},
+		{name: "a node with the label is accepted", node: zone, demand: func(d *commandv1.Demand) { d.Labels = labels("zone", "x") }},
 		{name: "= holds", node: zone, demand: constraint("zone", "=", "x")},
 		{name: "= fails", node: zone, demand: constraint("zone", "=", "y"),
 			filter: "constraints", reason: "constraint: needs zone=y, the node has zone=x", summary: "0/1 nodes fit: 1 constraint zone=y"},
@@ -104,47 +104,47 @@ func TestFiltersRejectNodes(t *testing.T) {
 		{name: "a constraint on node.id holds", node: none, demand: constraint("node.id", "=", "a")},
 		{name: "a constraint on node.id fails", node: none, demand: constraint("node.id", "=", "b"),
 			filter: "constraints", reason: "constraint: needs node.id=b, the node has node.id=a", summary: "0/1 nodes fit: 1 constraint node.id=b"},
-		{name: "a taint repels", node: tainted("NoSchedule"), demand: func(*commandv1.Demand) {},
+		{name: "a node with a taint that is not tolerated is rejected", node: tainted("NoSchedule"), demand: func(*commandv1.Demand) {},
 			filter: "taints", reason: "taint: dedicated=gpu:NoSchedule is not tolerated", summary: "0/1 nodes fit: 1 taint dedicated=gpu"},
-		{name: "a PreferNoSchedule taint repels no workload", node: tainted("PreferNoSchedule"), demand: func(*commandv1.Demand) {}},
-		{name: "a taint is tolerated", node: tainted("NoSchedule"), demand: tolerate("dedicated", "gpu", "NoSchedule")},
-		{name: "a toleration of any value and effect", node: tainted("NoSchedule"), demand: tolerate("dedicated", "", "")},
-		{name: "a toleration of every taint", node: tainted("NoSchedule"), demand: tolerate(fsm.AnyTaint, "", "")},
-		{name: "a toleration of every taint with another effect", node: tainted("NoSchedule"), demand: tolerate(fsm.AnyTaint, "", "NoExecute"),
+		{name: "a node with a PreferNoSchedule taint is accepted", node: tainted("PreferNoSchedule"), demand: func(*commandv1.Demand) {}},
+		{name: "a node with a tolerated taint is accepted", node: tainted("NoSchedule"), demand: tolerate("dedicated", "gpu", "NoSchedule")},
+		{name: "a toleration of any value and effect tolerates the taint", node: tainted("NoSchedule"), demand: tolerate("dedicated", "", "")},
+		{name: "a toleration of every taint tolerates the taint", node: tainted("NoSchedule"), demand: tolerate(fsm.AnyTaint, "", "")},
+		{name: "a toleration of another effect does not tolerate the taint", node: tainted("NoSchedule"), demand: tolerate(fsm.AnyTaint, "", "NoExecute"),
 			filter: "taints", reason: "taint: dedicated=gpu:NoSchedule is not tolerated", summary: "0/1 nodes fit: 1 taint dedicated=gpu"},
-		{name: "a toleration of another value", node: tainted("NoSchedule"), demand: tolerate("dedicated", "db", ""),
+		{name: "a toleration of another value does not tolerate the taint", node: tainted("NoSchedule"), demand: tolerate("dedicated", "db", ""),
 			filter: "taints", reason: "taint: dedicated=gpu:NoSchedule is not tolerated", summary: "0/1 nodes fit: 1 taint dedicated=gpu"},
 		{name: "a demand for the last millicore fits", node: none, demand: func(d *commandv1.Demand) { d.CpuMillicores = 200 }, before: func(w *world) { w.fill(3800, 0, 0) }},
-		{name: "too little free CPU", node: none, demand: func(d *commandv1.Demand) { d.CpuMillicores = 500 }, before: func(w *world) { w.fill(3800, 0, 0) },
+		{name: "a node with too little free CPU is rejected", node: none, demand: func(d *commandv1.Demand) { d.CpuMillicores = 500 }, before: func(w *world) { w.fill(3800, 0, 0) },
 			filter: "CPU", reason: "CPU: needs 500 millicores, 200 free of 4000 (3800 promised)", summary: "0/1 nodes fit: 1 CPU"},
-		{name: "too little free memory", node: none, demand: func(d *commandv1.Demand) { d.MemoryMib = 1024 }, before: func(w *world) { w.fill(0, 8000, 0) },
+		{name: "a node with too little free memory is rejected", node: none, demand: func(d *commandv1.Demand) { d.MemoryMib = 1024 }, before: func(w *world) { w.fill(0, 8000, 0) },
 			filter: "memory", reason: "memory: needs 1024 MiB, 192 free of 8192 (8000 promised)", summary: "0/1 nodes fit: 1 memory"},
-		{name: "too little free disk in the first pool", node: none, demand: func(d *commandv1.Demand) { d.DiskGb = 50 }, before: func(w *world) { w.fill(0, 0, 60) },
+		{name: "a node with too little free disk in its first pool is rejected", node: none, demand: func(d *commandv1.Demand) { d.DiskGb = 50 }, before: func(w *world) { w.fill(0, 0, 60) },
 			filter: "disk", reason: "disk in pool fast: needs 50 GB, 40 free of 100 (60 promised)", summary: "0/1 nodes fit: 1 disk"},
-		{name: "too little free disk in a named pool",
+		{name: "a node with too little free disk in the named pool is rejected",
 			node:   func(n *commandv1.RegisterNode) { n.Pools = append(n.Pools, &commandv1.Pool{Name: "slow", TotalGb: 10}) },
 			demand: func(d *commandv1.Demand) { d.DiskGb, d.StoragePool = 50, "slow" },
 			filter: "disk", reason: "disk in pool slow: needs 50 GB, 10 free of 10 (0 promised)", summary: "0/1 nodes fit: 1 disk in pool slow"},
-		{name: "a pool that the node lacks", node: none, demand: func(d *commandv1.Demand) { d.DiskGb, d.StoragePool = 5, "slow" },
+		{name: "a node without the named pool is rejected", node: none, demand: func(d *commandv1.Demand) { d.DiskGb, d.StoragePool = 5, "slow" },
 			filter: "disk", reason: "disk: needs pool slow, the node offers fast", summary: "0/1 nodes fit: 1 no storage pool slow"},
-		{name: "a node without any pool", node: func(n *commandv1.RegisterNode) { n.Pools = nil }, demand: func(d *commandv1.Demand) { d.DiskGb = 5 },
+		{name: "a node without any pool is rejected", node: func(n *commandv1.RegisterNode) { n.Pools = nil }, demand: func(d *commandv1.Demand) { d.DiskGb = 5 },
 			filter: "disk", reason: "disk: needs 5 GB, the node offers no storage pool", summary: "0/1 nodes fit: 1 no storage pool"},
-		{name: "a port that is taken", node: none, demand: port(80, "tcp"), before: func(w *world) { w.apply("other", demand(port(80, "tcp"))); w.settle() },
+		{name: "a node on which the host port is taken is rejected", node: none, demand: port(80, "tcp"), before: func(w *world) { w.apply("other", demand(port(80, "tcp"))); w.settle() },
 			filter: "host ports", reason: "host port 80/tcp is held by other on a", summary: "0/1 nodes fit: 1 port 80/tcp"},
-		{name: "the port of the node's own agent", node: none, demand: port(50051, "tcp"),
+		{name: "a host port at which the node's agent listens is rejected", node: none, demand: port(50051, "tcp"),
 			filter: "host ports", reason: "host port 50051/tcp is used by the agent on this node", summary: "0/1 nodes fit: 1 port 50051/tcp"},
-		{name: "the port of the agent's metrics", node: func(n *commandv1.RegisterNode) { n.MetricsPort = 8089 }, demand: port(8089, "tcp"),
+		{name: "a host port at which the agent serves metrics is rejected", node: func(n *commandv1.RegisterNode) { n.MetricsPort = 8089 }, demand: port(8089, "tcp"),
 			filter: "host ports", reason: "host port 8089/tcp is used by the agent on this node", summary: "0/1 nodes fit: 1 port 8089/tcp"},
-		{name: "the agent's port, for the other protocol", node: none, demand: port(50051, "udp")},
-		{name: "a port of a scheduler on the node's machine", node: none, demand: port(8088, "udp"), before: func(w *world) { w.replica("s1", "10.0.0.1") },
+		{name: "the number of the agent's port is accepted for the other protocol", node: none, demand: port(50051, "udp")},
+		{name: "a host port of a scheduler on the node's machine is rejected", node: none, demand: port(8088, "udp"), before: func(w *world) { w.replica("s1", "10.0.0.1") },
 			filter: "host ports", reason: "host port 8088/udp is used by scheduler s1 on this node", summary: "0/1 nodes fit: 1 port 8088/udp"},
-		{name: "the port of networks between nodes", node: func(n *commandv1.RegisterNode) {
+		{name: "the host port of networks between nodes is rejected", node: func(n *commandv1.RegisterNode) {
 			n.Networking = &commandv1.NodeNetworking{Address: "10.0.0.1", Mtu: 1450}
 		}, demand: port(4790, "udp"), filter: "host ports", reason: "host port 4790/udp is used by networks on this node", summary: "0/1 nodes fit: 1 port 4790/udp"},
-		{name: "the port of networks on a node without them", node: none, demand: port(4790, "udp")},
-		{name: "a port of a scheduler on another machine", node: none, demand: port(8085, "tcp"), before: func(w *world) { w.replica("s1", "10.0.0.10") }},
-		{name: "a port of the other protocol is free", node: none, demand: port(80, "udp"), before: func(w *world) { w.apply("other", demand(port(80, "tcp"))); w.settle() }},
-		{name: "a port taken on another node of the engine", node: func(n *commandv1.RegisterNode) { n.EngineId = "e" }, demand: port(80, "tcp"),
+		{name: "the host port of networks is accepted on a node without networks", node: none, demand: port(4790, "udp")},
+		{name: "a host port of a scheduler on another machine is accepted", node: none, demand: port(8085, "tcp"), before: func(w *world) { w.replica("s1", "10.0.0.10") }},
+		{name: "a host port that is taken for the other protocol is accepted", node: none, demand: port(80, "udp"), before: func(w *world) { w.apply("other", demand(port(80, "tcp"))); w.settle() }},
+		{name: "a host port that is taken on another node of the same engine is rejected", node: func(n *commandv1.RegisterNode) { n.EngineId = "e" }, demand: port(80, "tcp"),
 			before: func(w *world) {
 				w.node("b", func(n *commandv1.RegisterNode) { n.EngineId = "e" })
 				w.apply("other", demand(port(80, "tcp")), demand(func(d *commandv1.Demand) { constraint("node.id", "=", "b")(d) }))
@@ -167,7 +167,7 @@ func TestFiltersRejectNodes(t *testing.T) {
 			}
 			v := e.Nodes[i]
 			if v.Fits != (c.reason == "") || v.Filter != c.filter || v.Reason != c.reason {
-				t.Errorf("the verdict on node a is %+v, want filter %q: %q", v, c.filter, c.reason)
+				t.Errorf("the verdict on node a is %+v, want rejection by filter %q with reason %q (both empty: the node fits)", v, c.filter, c.reason)
 			}
 			w.settle()
 			got := w.get("web")
@@ -178,10 +178,10 @@ func TestFiltersRejectNodes(t *testing.T) {
 				return
 			}
 			if got.Node != "" || got.Reason.Code != fsm.CodeUnplaced || got.Reason.Message != c.summary {
-				t.Errorf("the workload is on %q with reason %+v, want %q", got.Node, got.Reason, c.summary)
+				t.Errorf("workload web is on node %q with reason %+v, want it unplaced with the message %q", got.Node, got.Reason, c.summary)
 			}
 			if e.Message != c.summary || e.Code != fsm.CodeUnplaced {
-				t.Errorf("Explain returns %s %q, want Unplaced and the summary of this case", e.Code, e.Message)
+				t.Errorf("Explain returns code %q and message %q, want code Unplaced and the same message as in the record", e.Code, e.Message)
 			}
 		})
 	}
@@ -206,9 +206,9 @@ func TestPortsOfProgramsChange(t *testing.T) {
 		port   uint32
 		change func(w *world)
 	}{
-		"the agent listens at another port":            {50051, func(w *world) { w.node("a", func(n *commandv1.RegisterNode) { n.Endpoint = "10.0.0.1:6000" }) }},
-		"the metrics of the agent are at another port": {8089, func(w *world) { w.node("a", func(n *commandv1.RegisterNode) { n.MetricsPort = 6001 }) }},
-		"the scheduler is on another machine":          {8086, func(w *world) { w.replica("s1", "10.0.0.2") }},
+		"a workload is placed when the agent listens at another port":        {50051, func(w *world) { w.node("a", func(n *commandv1.RegisterNode) { n.Endpoint = "10.0.0.1:6000" }) }},
+		"a workload is placed when the agent serves metrics at another port": {8089, func(w *world) { w.node("a", func(n *commandv1.RegisterNode) { n.MetricsPort = 6001 }) }},
+		"a workload is placed when the scheduler is on another machine":      {8086, func(w *world) { w.replica("s1", "10.0.0.2") }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -243,7 +243,7 @@ func TestScoresOfNodes(t *testing.T) {
 	w.apply("one", demand(func(d *commandv1.Demand) { d.CpuMillicores, d.MemoryMib, d.DiskGb, d.Group = 2048, 0, 0, "g" }))
 	w.settle()
 	if got := w.get("one").Node; got != "a" {
-		t.Fatalf("the first workload must go to node a, because node b has a PreferNoSchedule taint, but goes to %q", got)
+		t.Fatalf("the first workload must go to node \"a\", because node \"b\" has a PreferNoSchedule taint, but goes to node %q", got)
 	}
 	w.apply("two", demand(func(d *commandv1.Demand) { d.CpuMillicores, d.MemoryMib, d.DiskGb, d.Group = 300, 0, 30, "g" }))
 	e := Explain(w.state, w.get("two"), w.tuning)
@@ -262,7 +262,7 @@ func TestScoresOfNodes(t *testing.T) {
 		t.Errorf("the score of node b is %+v, want %+v", got, total(want))
 	}
 	if e.Fit != 2 || e.Total != 2 || e.Nodes[0].Node != "b" {
-		t.Errorf("%d of %d nodes fit, the best is %s, want 2 of 2 and node b", e.Fit, e.Total, e.Nodes[0].Node)
+		t.Errorf("Explain says that %d of %d nodes fit, the best being %q; want 2 of 2 nodes, the best being \"b\"", e.Fit, e.Total, e.Nodes[0].Node)
 	}
 }
 
@@ -365,12 +365,12 @@ func TestPlanPlaceOnALostNode(t *testing.T) {
 // satisfy.
 func TestFiltersNameTheirField(t *testing.T) {
 	if len(filterFields) != len(filterNames) {
-		t.Fatalf("there are %d fields for %d filters", len(filterFields), len(filterNames))
+		t.Fatalf("filterFields has %d entries for %d filters, want one for each filter", len(filterFields), len(filterNames))
 	}
 	without := map[filter]bool{passes: true, notUp: true, draining: true, cordoned: true, stopping: true, failedThere: true, barred: true, repelled: true, outsidePool: true}
 	for f := range filterNames {
 		if (filterFields[f] == "") != without[filter(f)] {
-			t.Errorf("filter %q has the field %q", filterNames[f], filterFields[f])
+			t.Errorf("filter %q names the field %q of a workload file; want that it names a field: %t", filterNames[f], filterFields[f], !without[filter(f)])
 		}
 	}
 }

@@ -44,8 +44,8 @@ func TestAnOutageOfTheEngineIsNoFailedAttempt(t *testing.T) {
 	}{
 		{"job", "RUNTIME_UNHEALTHY", []func(*commandv1.WorkloadPut){job(func(p *commandv1.WorkloadPut) { p.MaxAttempts = 1 })}, nil, false},
 		{"service", "RUNTIME_UNHEALTHY", nil, nil, false},
-		{"service in an unknown state of the engine", "", nil, nil, true},
-		{"service of a legacy v1 agent", "RUNTIME_UNHEALTHY", nil, func(n *commandv1.RegisterNode) { n.Protocol, n.InstanceId = 0, "" }, true},
+		{"a service in an unknown state of its engine has a failed attempt", "", nil, nil, true},
+		{"a service of a legacy v1 agent has a failed attempt", "RUNTIME_UNHEALTHY", nil, func(n *commandv1.RegisterNode) { n.Protocol, n.InstanceId = 0, "" }, true},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			w := newWorld(t)
@@ -65,7 +65,7 @@ func TestAnOutageOfTheEngineIsNoFailedAttempt(t *testing.T) {
 				}
 			}
 			if got := w.get("pack"); c.counts || got.Retry != before.Retry || got.Generation != before.Generation || got.Finished() || got.Status != fsm.StatusUnknown {
-				t.Fatalf("it is %s at generation %s with retry %+v and reason %+v, want no order and a failed attempt: %t", got.Status, got.Generation, got.Retry, got.Reason, c.counts)
+				t.Fatalf("during the outage the workload is %s at generation %s with retry %+v and reason %+v, want no new order; an attempt must count as failed: %t", got.Status, got.Generation, got.Retry, got.Reason, c.counts)
 			}
 			if before.Demand.Job == nil {
 				return
@@ -73,7 +73,7 @@ func TestAnOutageOfTheEngineIsNoFailedAttempt(t *testing.T) {
 			w.exits("pack", 0)
 			w.settle()
 			if got := w.get("pack"); !got.Finished() || !got.Result.Succeeded {
-				t.Errorf("after the outage the result is %+v, want success", got.Result)
+				t.Errorf("after the outage the result of the job is %+v, want success", got.Result)
 			}
 		})
 	}
@@ -89,12 +89,12 @@ func TestATurnIsFreeWhenAMemberLeavesTheGroup(t *testing.T) {
 	w.apply("pack-2", member)
 	w.settle()
 	if got := w.get("pack-2").Reason.Code; got != fsm.CodeAwaitTurn {
-		t.Fatalf("the second job has reason %q, expected %q", got, fsm.CodeAwaitTurn)
+		t.Fatalf("the second job has the reason code %q, want %q", got, fsm.CodeAwaitTurn)
 	}
 	w.apply("pack-1", job())
 	w.settle()
 	if got := w.get("pack-2"); got.Node != "a" {
-		t.Errorf("the second job is on node %q, expected a: %+v", got.Node, got.Reason)
+		t.Errorf("the second job is on node %q, want node \"a\"; its reason is %+v", got.Node, got.Reason)
 	}
 }
 
@@ -112,7 +112,7 @@ func TestALostNodeKeepsNoTurnOfAJobOnEveryNode(t *testing.T) {
 	w.exits("clean-b", 0)
 	w.settle()
 	if m := w.get("clean-c"); m.Node != "c" {
-		t.Fatalf("the member of node c is on node %q, want c: %+v", m.Node, m.Reason)
+		t.Fatalf("the member for node \"c\" is on node %q, want node \"c\"; its reason is %+v", m.Node, m.Reason)
 	}
 	w.heard["a"] = true
 	w.settle()
@@ -121,7 +121,7 @@ func TestALostNodeKeepsNoTurnOfAJobOnEveryNode(t *testing.T) {
 	w.settle()
 	for _, id := range []string{"clean-a", "clean-b", "clean-c"} {
 		if m := w.get(id); !m.Finished() || !m.Result.Succeeded {
-			t.Errorf("the result of %s is %+v, want success", id, m.Result)
+			t.Errorf("the result of member %s is %+v, want success", id, m.Result)
 		}
 	}
 }
@@ -143,7 +143,7 @@ func TestJobsRunToCompletion(t *testing.T) {
 			w.settle()
 			p := w.get("pack")
 			if !p.Finished() || !p.Result.Succeeded || p.Node != "" || w.state.Alloc("a").CPU != 0 {
-				t.Fatalf("the job is %s on %q with result %+v; node a has %+v, want it succeeded, unplaced, and no CPU reserved on the node", p.Status, p.Node, p.Result, w.state.Alloc("a"))
+				t.Fatalf("the job is %s on node %q with result %+v, and node \"a\" reserves %+v; want a result with success, no node, and no reserved CPU", p.Status, p.Node, p.Result, w.state.Alloc("a"))
 			}
 		}},
 		{"an exit code that the job names as success ends it", func(t *testing.T, w *world) {
@@ -190,7 +190,7 @@ func TestJobsRunToCompletion(t *testing.T) {
 				t.Fatalf("the job is %s on %q: %+v, want it finished without success because of its deadline", p.Status, p.Node, p.Reason)
 			}
 			if len(w.sent) != 0 {
-				t.Fatalf("orders without an answer: %v", w.sent)
+				t.Fatalf("the agents have not answered the orders %v, want none left", w.sent)
 			}
 		}},
 		{"the deadline counts from the first placement, also when the node is lost", func(t *testing.T, w *world) {

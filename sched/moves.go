@@ -59,9 +59,8 @@ func (p *planner) awaitsRoom(w *fsm.Workload, n *fsm.Node) bool {
 	return !w.Acknowledged && p.staying(n, nil).over(w.Demand).filter != passes
 }
 
-// room is the result of roomFor: either the node with room, or a text about the eviction that the
-// workload waits for. If both are empty, no room can be made. If no node has room now, summary
-// counts the reasons.
+// room is the result of roomFor: the node that has room, or a text about the eviction that the workload waits
+// for. If both are empty, no eviction can make room. If no node has room now, summary counts the reasons.
 type room struct {
 	has     NodeID
 	waits   string
@@ -206,7 +205,7 @@ func (p *planner) say(w *fsm.Workload, code, message string) bool {
 	return said
 }
 
-// rest makes this step give no order for workload w.
+// rest excludes workload w from the orders of this step.
 func (p *planner) rest(w *fsm.Workload) {
 	if p.held == nil {
 		p.held = map[string]bool{}

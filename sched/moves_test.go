@@ -36,7 +36,7 @@ func (w *world) held(t *testing.T, id, node, code string, words ...string) {
 	t.Helper()
 	x := w.get(id)
 	if x.Node != node || x.Reason.Code != code {
-		t.Fatalf("workload %s is on %q with reason %+v, want it held there with another node or reason code", id, x.Node, x.Reason)
+		t.Fatalf("workload %q is on node %q with reason %+v, want it held on node %q with reason code %s", id, x.Node, x.Reason, node, code)
 	}
 	for _, word := range words {
 		if !strings.Contains(x.Reason.Message, word) {
@@ -48,7 +48,7 @@ func (w *world) held(t *testing.T, id, node, code string, words ...string) {
 func (w *world) on(t *testing.T, id, node string) {
 	t.Helper()
 	if x := w.get(id); x.Node != node || x.Status != fsm.StatusRunning || x.Reason.Code != "" {
-		t.Fatalf("workload %s is %s on %q, reason %+v; want it to run on %s", id, x.Status, x.Node, x.Reason, node)
+		t.Fatalf("workload %q is %s on node %q with reason %+v, want it to run on node %q", id, x.Status, x.Node, x.Reason, node)
 	}
 }
 
@@ -72,7 +72,7 @@ func (w *world) makesRoom(t *testing.T, high, low func(*commandv1.WorkloadPut)) 
 	w.settle()
 	w.on(t, "high", "b")
 	if x := w.get("low"); x.Node != "" || x.PreemptedBy != "high" {
-		t.Errorf("low is on %q, preempted by %q, want it preempted by high", x.Node, x.PreemptedBy)
+		t.Errorf("workload low is on node %q and preempted by %q, want it preempted by high", x.Node, x.PreemptedBy)
 	}
 }
 
@@ -109,7 +109,7 @@ func TestWorkloadsLeaveANodeOrStay(t *testing.T) {
 			w.settle()
 			w.on(t, "high", "b")
 			if x := w.get("low"); x.Node != "" || x.PreemptedBy != "high" {
-				t.Errorf("low is on %q, preempted by %q, want it evicted, preempted by high", x.Node, x.PreemptedBy)
+				t.Errorf("workload low is on node %q and preempted by %q, want it on no node and preempted by high", x.Node, x.PreemptedBy)
 			}
 		}},
 		{"the room made for a workload stays reserved for it, with one command per step", func(t *testing.T, w *world) {
@@ -154,7 +154,7 @@ func TestWorkloadsLeaveANodeOrStay(t *testing.T) {
 				on[w.get(id).Node]++
 			}
 			if on["a"] != 1 || on["b"] != 2 {
-				t.Errorf("the numbers of workloads by node are %v, want 1 on a and 2 on b", on)
+				t.Errorf("the numbers of workloads by node are %v, want 1 on node \"a\" and 2 on node \"b\"", on)
 			}
 		}},
 		{"room for workloads that wait until they are stopped is not given to others in later steps", func(t *testing.T, w *world) {
@@ -193,7 +193,7 @@ func TestWorkloadsLeaveANodeOrStay(t *testing.T) {
 			w.drain("a", true)
 			w.settle()
 			if x := w.get("web"); x.Node != "" || x.Status != fsm.StatusStopped {
-				t.Errorf("the workload is %s on %q, want it stopped and unplaced", x.Status, x.Node)
+				t.Errorf("the stopped workload has status %s on node %q, want it Stopped and on no node", x.Status, x.Node)
 			}
 		}},
 		{"a stopped workload with data stays on a draining node", func(t *testing.T, w *world) {
@@ -233,7 +233,7 @@ func TestWorkloadsLeaveANodeOrStay(t *testing.T) {
 			w.held(t, "web", "a", fsm.CodeCannotMove, "needs zone=nowhere", "runs on unchanged")
 			x := w.get("web")
 			if x.Status != fsm.StatusUpdating || x.Acknowledged || x.Actual.Generation != before {
-				t.Errorf("the workload is %s, acknowledged %t, and runs generation %s, want it Updating, not acknowledged, running its former generation", x.Status, x.Acknowledged, x.Actual.Generation)
+				t.Errorf("workload web is %s, its order is acknowledged: %t, and it runs generation %s; want it Updating with an order that is not acknowledged, and its former generation running", x.Status, x.Acknowledged, x.Actual.Generation)
 			}
 			w.apply("web")
 			w.settle()
@@ -258,7 +258,7 @@ func TestWorkloadsLeaveANodeOrStay(t *testing.T) {
 			w.settle()
 			w.on(t, "db", "b")
 		}},
-		{"a label that its node loses stops no workload with data, with or without another node for it", func(t *testing.T, w *world) {
+		{"a label that a node loses stops no workload with data on the node, even if another node has the label", func(t *testing.T, w *world) {
 			w.label("a", "zone", "x")
 			w.apply("db", withData, inZone("x"))
 			w.settle()
@@ -272,7 +272,7 @@ func TestWorkloadsLeaveANodeOrStay(t *testing.T) {
 			after := w.get("db")
 			residuals := w.state.Alloc("a").Residuals
 			if after.Generation != before.Generation || !after.Acknowledged || after.Actual.State != fsm.ActualRunning || residuals != 0 {
-				t.Errorf("node a got an order: generation %s, then %s, acknowledged %t, state %s, %d instances to remove",
+				t.Errorf("node \"a\" must get no order, but the generation was %s and is %s, the order is acknowledged: %t, the state is %s, and the node has %d instances to remove",
 					before.Generation, after.Generation, after.Acknowledged, after.Actual.State, residuals)
 			}
 			w.label("a", "zone", "x")

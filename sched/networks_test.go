@@ -32,7 +32,7 @@ func TestNetworks(t *testing.T) {
 		x := w.get(id)
 		for _, word := range words {
 			if x.Node != "" || x.Reason.Code != fsm.CodeUnplaced || !strings.Contains(x.Reason.Message, word) {
-				t.Errorf("%s is on %q, reason %q, want it unplaced, with %q", id, x.Node, x.Reason.Message, word)
+				t.Errorf("workload %q is on node %q with reason %q, want it unplaced with a reason that contains %q", id, x.Node, x.Reason.Message, word)
 			}
 		}
 	}
@@ -48,7 +48,7 @@ func TestNetworks(t *testing.T) {
 			w.settle()
 			for _, id := range []string{"w1", "w2", "w3", "w4"} {
 				if at := w.get(id).Node; at != "a" && at != "b" {
-					t.Errorf("%s is on %q, want a or b", id, at)
+					t.Errorf("workload %q is on node %q, want node \"a\" or \"b\"", id, at)
 				}
 			}
 		}},
@@ -81,13 +81,13 @@ func TestNetworks(t *testing.T) {
 				}
 			}
 		}},
-		{"two members of one step do not both take the last slice", func(t *testing.T, w *world) {
+		{"if one slice is left, two members of one step do not go to two nodes", func(t *testing.T, w *world) {
 			w.apply("w1", joins("back"))
 			w.apply("w2", joins("back"))
 			w.settle()
 			w.on(t, "w2", w.get("w1").Node)
 		}},
-		{"a workload that gets a network moves if its node gets no slice", func(t *testing.T, w *world) {
+		{"a workload moves if a new specification adds a network of which its node gets no slice", func(t *testing.T, w *world) {
 			w.cordon("b", true)
 			w.apply("w1", joins("back"))
 			w.settle()
@@ -115,16 +115,16 @@ func TestNetworks(t *testing.T) {
 			w.settle()
 			n, _ := w.state.Network("", "back")
 			if s, has := n.SliceOf("a"); !has || s.EmptySince == 0 {
-				t.Fatalf("after the delete the slice of a is %+v (%t), want one that is empty", s, has)
+				t.Fatalf("after the delete the slice of node \"a\" is %+v (found: %t), want a slice without members", s, has)
 			}
 			if at := w.plain().WakeAt; at == 0 || at > n.Slices[0].EmptySince+fsm.SliceIdle {
-				t.Errorf("the planner wakes at %d, want at the end of the day after %d or before", at, n.Slices[0].EmptySince)
+				t.Errorf("the planner wants its next step at %d ns, want it within a day after %d ns, when the slice became empty", at, n.Slices[0].EmptySince)
 			}
 			w.now += fsm.SliceIdle
 			w.settle()
 			n, _ = w.state.Network("", "back")
 			if _, has := n.SliceOf("a"); has {
-				t.Error("after a day the slice of a must be taken back, but is not")
+				t.Error("after a day without members the slice of node \"a\" must be taken back, but is not")
 			}
 			w.cordon("a", true)
 			w.cordon("b", false)
@@ -132,7 +132,7 @@ func TestNetworks(t *testing.T) {
 			w.settle()
 			unplaced(t, w, "w2", "no slice left in network back")
 			if at := w.plan().WakeAt; at == 0 || at > n.Slices[0].FreeAt {
-				t.Errorf("the planner wakes at %d, want at %d, when the slice may be given again, or before", at, n.Slices[0].FreeAt)
+				t.Errorf("the planner wants its next step at %d ns, want it at %d ns or earlier, when the slice may be given to a node again", at, n.Slices[0].FreeAt)
 			}
 			w.now = n.Slices[0].FreeAt // nothing else happens until then
 			w.settle()
@@ -153,18 +153,18 @@ func TestNetworks(t *testing.T) {
 				return n.Slices[0].Node
 			}
 			if owner() != "a" {
-				t.Fatalf("the slice belongs to %q, want a", owner())
+				t.Fatalf("the only slice belongs to node %q, want node \"a\"", owner())
 			}
 			w.do(&commandv1.Command{Body: &commandv1.Command_RemoveNode{RemoveNode: &commandv1.RemoveNode{Id: "a", Force: true}}})
 			w.settle()
 			n, _ := w.state.Network("", "back")
 			if at := w.plan().WakeAt; owner() != "" || at == 0 || at > n.Slices[0].FreeAt {
-				t.Errorf("the slice belongs to %q, and the planner wakes at %d, want nobody and %d or before", owner(), at, n.Slices[0].FreeAt)
+				t.Errorf("the only slice belongs to node %q, and the planner wants its next step at %d ns; want no node, and a step at %d ns or earlier", owner(), at, n.Slices[0].FreeAt)
 			}
 			w.now = n.Slices[0].FreeAt
 			w.settle()
 			if owner() != "b" {
-				t.Errorf("the slice belongs to %q, want b", owner())
+				t.Errorf("the only slice belongs to node %q, want node \"b\"", owner())
 			}
 		}},
 	} {

@@ -24,7 +24,7 @@ func TestAConvergedWorldYieldsNothing(t *testing.T) {
 	w.apply("web")
 	w.settle()
 	if got := w.get("web"); got.Node != "a" || got.Status != fsm.StatusRunning {
-		t.Fatalf("web is %s on %q, want it running on node a", got.Status, got.Node)
+		t.Fatalf("workload web is %s on node %q, want it running on node \"a\"", got.Status, got.Node)
 	}
 	if s := w.plain(); len(s.Commands)+len(s.Orders) != 0 {
 		t.Fatalf("in a converged world the planner must propose nothing, but proposes %+v", s)
@@ -63,7 +63,7 @@ func TestBinPackFillsOneNodeFirst(t *testing.T) {
 	}
 	slices.Sort(got)
 	if !slices.Equal(got, []int{0, 1, 8}) {
-		t.Errorf("nodes have %v workloads, want 8 on one, 1 on another", got)
+		t.Errorf("the numbers of workloads on the nodes are %v, want 8 on one node and 1 on another", got)
 	}
 }
 
@@ -106,11 +106,11 @@ func TestALostNodesWorkloadsMove(t *testing.T) {
 	w.heard["a"] = false
 	w.settle()
 	if got := w.get("web"); got.Node != "b" || got.PreviousNode != "a" {
-		t.Errorf("web is on %q, its previous node is %q, want b and a", got.Node, got.PreviousNode)
+		t.Errorf("workload web is on node %q, its previous node is %q; want node \"b\", and node \"a\" before", got.Node, got.PreviousNode)
 	}
 	vm := w.get("vm")
 	if vm.Node != "a" || vm.Reason.Code != fsm.CodeAwaitFailover || !strings.Contains(vm.Reason.Message, "persysctl node fence a") {
-		t.Errorf("the exclusive workload is on %q: %+v, want node a and the reason AwaitFailover with the fence command", vm.Node, vm.Reason)
+		t.Errorf("the exclusive workload is on node %q with reason %+v, want node \"a\" and the reason AwaitFailover with the fence command", vm.Node, vm.Reason)
 	}
 	w.do(&commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: "a"}}})
 	w.settle()
@@ -147,26 +147,26 @@ func TestWorkloadMovesAfterTheFenceBound(t *testing.T) {
 		since int64 // DownSince: the time since which the leader knows that the node is down
 		want  string
 	}{
-		{"the fence bound is not over", 5 * second, lost, "a"},
-		{"a new leader that has just learned that the node is lost", 60 * second, lost + 59*second, "a"},
-		{"a leader that does not know when the node was lost", 600 * second, 0, "a"},
-		{"the fence bound is over", 600 * second, lost + 585*second, "b"},
+		{"before the fence bound has passed", 5 * second, lost, "a"},
+		{"under a new leader that has just learned that the node is lost", 60 * second, lost + 59*second, "a"},
+		{"under a leader that does not know when the node was lost", 600 * second, 0, "a"},
+		{"after the fence bound has passed", 600 * second, lost + 585*second, "b"},
 	} {
 		w.now, w.downSince["a"] = lost+c.after, c.since
 		w.cache = NewCache() // a new leader begins with an empty cache
 		w.settle()
 		if got := w.get("db"); got.Node != c.want {
-			t.Fatalf("%s: the workload is on %q, want %q (%+v)", c.what, got.Node, c.want, got.Reason)
+			t.Fatalf("%s the workload is on node %q, want node %q; its reason is %+v", c.what, got.Node, c.want, got.Reason)
 		}
 	}
 	if left := residualsOf(w, "db"); left != 0 {
-		t.Errorf("the instance of db is known to be gone, so there must be no residual of it, but there are %d", left)
+		t.Errorf("the fencer has stopped db, so the state must have no residual of it, but has %d", left)
 	}
 	// The planner must request a step for the time when the fence bound is over.
 	w.heard["b"], w.downSince["b"] = false, w.now
 	w.settle()
 	if at := w.plan().WakeAt; at == 0 || at > w.now+15*second {
-		t.Errorf("the next step is at %d, want it within 15 s of %d", at, w.now)
+		t.Errorf("the planner wants its next step at %d ns, want it at most 15 s after %d ns", at, w.now)
 	}
 	// The leader's clock offset (the lead of the planner's clock over the wall clock) has become smaller,
 	// and so has DownSince, which includes it. The cache must not keep the deadline that it computed before.
@@ -192,7 +192,7 @@ func TestLostNodeHasNoOrderDeadlines(t *testing.T) {
 		w.heard["a"] = !lost
 		plain := w.plain().WakeAt
 		if got := w.plan().WakeAt; got != plain {
-			t.Errorf("with the node lost (%t), the next step is at %+d ns with a cache and at %+d ns without, want the same", lost, got-w.now, plain-w.now)
+			t.Errorf("while the node is lost (%t), the planner wants its next step in %+d ns with a cache and in %+d ns without a cache, want the same time", lost, got-w.now, plain-w.now)
 		}
 	}
 }
@@ -289,11 +289,11 @@ func TestALostTypeOrLabelMovesAWorkload(t *testing.T) {
 		demand     func(*commandv1.Demand)
 		change     func(*commandv1.RegisterNode)
 	}{
-		{"the node loses the workload type", fsm.CodeRuntimeNotOffered, func(*commandv1.Demand) {}, func(n *commandv1.RegisterNode) { n.Types = []string{"vm"} }},
-		{"the node loses a required label", CodeConstraintChanged,
+		{"a workload leaves a node that no longer offers its type", fsm.CodeRuntimeNotOffered, func(*commandv1.Demand) {}, func(n *commandv1.RegisterNode) { n.Types = []string{"vm"} }},
+		{"a workload leaves a node that has lost a required label", CodeConstraintChanged,
 			func(d *commandv1.Demand) { d.Labels = []*commandv1.Label{{Key: "zone", Value: "x"}} },
 			func(n *commandv1.RegisterNode) { n.Labels = nil }},
-		{"the node loses the label of a constraint", CodeConstraintChanged,
+		{"a workload leaves a node that has lost the label of a constraint", CodeConstraintChanged,
 			func(d *commandv1.Demand) {
 				d.Constraints = []*commandv1.Constraint{{Key: "zone", Op: "in", Values: []string{"x", "y"}}}
 			},
@@ -310,7 +310,7 @@ func TestALostTypeOrLabelMovesAWorkload(t *testing.T) {
 			s := w.plan()
 			ev := s.Commands[0].GetEvict().GetEvictions()
 			if len(ev) != 1 || ev[0].GetCode() != c.code {
-				t.Fatalf("the planner proposed %v, want one eviction with the reason code of this case", s.Commands)
+				t.Fatalf("the planner proposed %v, want one eviction with the reason code %s", s.Commands, c.code)
 			}
 		})
 	}
@@ -601,7 +601,7 @@ func TestJitterIsBoundedAndSpread(t *testing.T) {
 			bound := min(p.Tuning.RetryMax, p.Tuning.RetryBase<<(n-1))
 			got := p.jitter(w, n)
 			if got < minBackoff || got > bound {
-				t.Fatalf("the wait before attempt %d is %d, want it between minBackoff and the bound %d", n, got, bound)
+				t.Fatalf("the wait before attempt %d is %d ns, want it between minBackoff and the bound of %d ns", n, got, bound)
 			}
 			if got < bound/2 {
 				low++
@@ -611,7 +611,7 @@ func TestJitterIsBoundedAndSpread(t *testing.T) {
 		}
 	}
 	if low < 4000 || high < 4000 {
-		t.Errorf("%d waits are below and %d above the middle, want at least 4000 of each", low, high)
+		t.Errorf("%d waits are in the lower half of their range and %d in the upper half, want at least 4000 in each", low, high)
 	}
 }
 
@@ -623,7 +623,7 @@ func TestHigherPriorityIsPlacedFirst(t *testing.T) {
 	w.node("a")
 	w.settle()
 	if w.get("new").Node != "a" || w.get("old").Node != "" {
-		t.Fatalf("workload new is on %q, old on %q, want new on node a and old evicted", w.get("new").Node, w.get("old").Node)
+		t.Fatalf("workload new is on node %q and workload old on node %q, want new on node \"a\" and old evicted", w.get("new").Node, w.get("old").Node)
 	}
 }
 
@@ -672,11 +672,11 @@ func TestAStepIsBounded(t *testing.T) {
 	}
 	s := w.plan()
 	if got := len(s.Commands[0].GetAssign().GetAssignments()); got != 2 || s.WakeAt != w.now {
-		t.Fatalf("the step has %d assignments and WakeAt in %d ns, want 2, and another step at once", got, s.WakeAt-w.now)
+		t.Fatalf("the step has %d assignments and asks for the next step in %d ns, want 2 assignments, and the next step at once", got, s.WakeAt-w.now)
 	}
 	w.settle()
 	if got := w.state.Alloc("a").Workloads; got != 5 {
-		t.Fatalf("%d workloads were placed, want 5", got)
+		t.Fatalf("after all steps %d workloads are placed, want 5", got)
 	}
 }
 
@@ -747,7 +747,7 @@ func TestAPortConflictBehindAResidualIsSeen(t *testing.T) {
 	for _, id := range []string{"first", "second", "third"} {
 		n := w.get(id).Node
 		if n == "" || seen[n] != "" {
-			t.Errorf("workload %s is on node %q beside workload %q, reason %+v, want each workload on a node of its own", id, n, seen[n], w.get(id).Reason)
+			t.Errorf("workload %q is on node %q beside workload %q with reason %+v, want each workload on a node of its own", id, n, seen[n], w.get(id).Reason)
 		}
 		seen[n] = id
 	}

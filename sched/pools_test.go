@@ -60,7 +60,7 @@ func TestNodePools(t *testing.T) {
 			}))
 			w.settle()
 			if x := w.get("w1"); x.Node != "" || !strings.Contains(x.Reason.Message, "label pool=shop for namespace shop") {
-				t.Errorf("w1 is on %q, reason %q, want it unplaced, naming namespace and label", x.Node, x.Reason.Message)
+				t.Errorf("workload w1 is on node %q with reason %q, want it unplaced with a reason that names the namespace and the label", x.Node, x.Reason.Message)
 			}
 		}},
 		{"two labels must both match", func(t *testing.T, w *world) {
@@ -68,7 +68,7 @@ func TestNodePools(t *testing.T) {
 			w.apply("w1", in)
 			w.settle()
 			if at := w.get("w1").Node; at != "" {
-				t.Errorf("w1 is on node %s, want it unplaced", at)
+				t.Errorf("workload w1 is on node %q, want it unplaced", at)
 			}
 			w.label("b", "zone", "x")
 			w.settle()
@@ -105,12 +105,12 @@ func TestNodePools(t *testing.T) {
 			w.apply("w1", in)
 			w.settle()
 			if at := w.get("w1").Node; at != "" {
-				t.Errorf("w1 is on node %s, want it unplaced", at)
+				t.Errorf("workload w1 is on node %q, want it unplaced", at)
 			}
 			w.pool("shop")
 			w.settle()
 			if w.get("w1").Node == "" {
-				t.Errorf("w1 must be placed, but is not: %s", w.get("w1").Reason.Message)
+				t.Errorf("workload w1 must be placed, but is not; its reason is %s", w.get("w1").Reason.Message)
 			}
 		}},
 		{"the members of a system workload stay when the pool has no node", func(t *testing.T, w *world) {
@@ -146,7 +146,7 @@ func TestNodePools(t *testing.T) {
 			for _, v := range Explain(w.state, w.get("w1"), w.tuning).Nodes {
 				if v.Node == "a" && (v.Filter != "namespace" || v.Reason != "namespace: shop requires nodes with pool=shop, the node has no label pool; "+
 					"an admin may set the label of the node (persysctl node label), or node_labels of the namespace (persysctl namespace set shop --nodes)") {
-					t.Errorf("verdict of node a: %s: %s", v.Filter, v.Reason)
+					t.Errorf("persysctl why rejects node \"a\" by filter %q with reason %q, want filter namespace, and a reason that names the label and the commands", v.Filter, v.Reason)
 				}
 			}
 		}},
@@ -155,7 +155,7 @@ func TestNodePools(t *testing.T) {
 			w.apply("w2", in)
 			moves := PlanPlace(w.state, []*fsm.Workload{w.get("w1"), w.get("w2")}, w.tuning)
 			if moves[0].To != "b" || moves[1].To != "b" {
-				t.Errorf("the plan is %+v, want both on b", moves)
+				t.Errorf("the plan of the apply is %+v, want both workloads on node \"b\"", moves)
 			}
 		}},
 	} {

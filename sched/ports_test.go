@@ -27,7 +27,7 @@ func TestHostPortsAreWaitedFor(t *testing.T) {
 	runs := func(t *testing.T, w *world, id, node string) {
 		t.Helper()
 		if got := w.get(id); got.Node != node || got.Status != fsm.StatusRunning || got.Reason.Code != "" {
-			t.Fatalf("workload %s is %s on %q, reason %+v, want it running without a reason", id, got.Status, got.Node, got.Reason)
+			t.Fatalf("workload %q is %s on node %q with reason %+v, want it running without a reason", id, got.Status, got.Node, got.Reason)
 		}
 	}
 	for _, c := range []struct {
@@ -159,7 +159,7 @@ func TestHostPortsAreWaitedFor(t *testing.T) {
 				}
 			}
 		}},
-		{"a workload that is held because of its CPU, and one that waits for its port, do not change", func(t *testing.T, w *world) {
+		{"two workloads do not change: one is held because of its CPU, the other waits for its host port", func(t *testing.T, w *world) {
 			cpu := func(n int64) func(*commandv1.WorkloadPut) {
 				return demand(func(d *commandv1.Demand) { d.CpuMillicores = n })
 			}
@@ -176,7 +176,7 @@ func TestHostPortsAreWaitedFor(t *testing.T) {
 			waits(t, w, "api", "80/tcp is still held by web on node a")
 			w.held(t, "web", "a", fsm.CodeCannotMove, "too little CPU")
 		}},
-		{"a port conflict with a leftover that is reported late is retried", func(t *testing.T, w *world) {
+		{"a start that fails because an instance of a deleted workload still binds the port is retried", func(t *testing.T, w *world) {
 			w.apply("old", tcp(80))
 			w.settle()
 			told := w.get("old").Generation
@@ -201,7 +201,7 @@ func TestHostPortsAreWaitedFor(t *testing.T) {
 			w.settle()
 			runs(t, w, "new", "a")
 		}},
-		{"a port conflict with a leftover is retried if its workload no longer demands the port", func(t *testing.T, w *world) {
+		{"a start that fails because a former instance of a changed workload still binds the port is retried", func(t *testing.T, w *world) {
 			w.apply("old", tcp(80))
 			w.settle()
 			told := w.get("old").Generation

@@ -23,7 +23,7 @@ func TestPreemptionOfLowerPriorities(t *testing.T) {
 		w.apply("high", prio(5, 1500))
 		w.settle()
 		if w.get("high").Node != "a" || w.get("mid").Node != "a" || w.get("low").Node != "" {
-			t.Fatalf("workload high is on %q, mid on %q, low on %q, want high and mid on node a, and low evicted", w.get("high").Node, w.get("mid").Node, w.get("low").Node)
+			t.Fatalf("workload high is on node %q, mid on node %q and low on node %q; want high and mid on node \"a\", and low evicted", w.get("high").Node, w.get("mid").Node, w.get("low").Node)
 		}
 	})
 	t.Run("an equal priority preempts no workload", func(t *testing.T) {
@@ -67,12 +67,12 @@ func TestPreemptionOfLowerPriorities(t *testing.T) {
 			w.step() // the agents answer no orders, so the evicted workloads are not stopped
 		}
 		if evicted != 1 {
-			t.Fatalf("%d workloads were evicted, want 1", evicted)
+			t.Fatalf("%d workloads were evicted for workload high, want 1", evicted)
 		}
 		w.answer()
 		w.settle()
 		if w.get("high").Node == "" {
-			t.Fatalf("high must be placed, but is not: %+v", w.get("high").Reason)
+			t.Fatalf("workload high must be placed, but is not; its reason is %+v", w.get("high").Reason)
 		}
 	})
 	t.Run("a port holder of lower priority is preempted", func(t *testing.T) {
@@ -83,7 +83,7 @@ func TestPreemptionOfLowerPriorities(t *testing.T) {
 		w.apply("high", prio(1, 100), demand(port(80, "tcp")))
 		w.settle()
 		if w.get("high").Node != "a" || w.get("low").Node != "" {
-			t.Fatalf("workload high is on %q, low on %q, want high on node a and low evicted", w.get("high").Node, w.get("low").Node)
+			t.Fatalf("workload high is on node %q and low on node %q, want high on node \"a\" and low evicted", w.get("high").Node, w.get("low").Node)
 		}
 	})
 }
@@ -119,7 +119,7 @@ func TestPreemptionAcrossNamespaces(t *testing.T) {
 		w.settle()
 		w.on(t, "vault", "a")
 		if x := w.get("cart"); x.Node != "" || x.Reason.Message != "0/1 nodes fit: 1 CPU" {
-			t.Errorf("cart is on %q with reason %+v, want it unplaced without a preemption", x.Node, x.Reason)
+			t.Errorf("workload cart is on node %q with reason %+v, want it unplaced without a preemption", x.Node, x.Reason)
 		}
 		e := Explain(w.state, w.get("cart"), w.tuning)
 		if want := "persysctl namespace set shop --max-priority 5"; !strings.Contains(e.Message, want) || !strings.Contains(e.Message, "vault on node a") {
@@ -149,7 +149,7 @@ func TestPreemptionAcrossNamespaces(t *testing.T) {
 		w.on(t, "cart", "a")
 		x := w.get("vault")
 		if x.Node != "" || x.PreemptedBy != "cart" || x.Reason.Message != "0/1 nodes fit: 1 CPU; it left node a to make room for cart" {
-			t.Errorf("workload vault is on %q, reason %+v, want it evicted to make room for cart", x.Node, x.Reason)
+			t.Errorf("workload vault is on node %q with reason %+v, want it evicted to make room for cart", x.Node, x.Reason)
 		}
 		if e := Explain(w.state, x, w.tuning); e.Message != x.Reason.Message {
 			t.Errorf("Explain returned %s, want the message in the record of vault", e.Message)
@@ -180,7 +180,7 @@ func TestPreemptionAcrossNamespaces(t *testing.T) {
 			w.settle()
 			w.on(t, "old", "a")
 			if m := PlanPlace(w.state, []*fsm.Workload{w.get("high")}, w.tuning)[0]; m.To != "" {
-				t.Errorf("%s: PlanPlace returned %+v, want no node", name, m)
+				t.Errorf("for a victim with the property %q, PlanPlace returned %+v, want no node", name, m)
 			}
 		}
 	})
@@ -202,7 +202,7 @@ func TestPlansNameVictims(t *testing.T) {
 	moves := PlanPlace(w.state, []*fsm.Workload{next("x"), next("y"), next("z")}, w.tuning)
 	for i, want := range []string{"a [low]", "a [mid]", " []"} {
 		if got := fmt.Sprintf("%s %v", moves[i].To, moves[i].Preempts); got != want {
-			t.Errorf("the move of %s is %s, want %s (message %s)", moves[i].Workload, got, want, moves[i].Message)
+			t.Errorf("the plan for workload %s is %q, want %q (message: %s)", moves[i].Workload, got, want, moves[i].Message)
 		}
 	}
 	w.cordon("b", false)
@@ -257,7 +257,7 @@ func TestNodesThatDoNotDeleteDelayNoWorkload(t *testing.T) {
 		return false
 	})
 	if len(evicted) != 4 || evicted[0] > 2 || evicted[1] < 120 || evicted[2] < evicted[1]+240 || evicted[3] < evicted[2]+480 {
-		t.Errorf("want 4 evictions with growing waits, got them after %v s; high is %s (%s)", evicted, w.get("high").Status, w.get("high").Reason.Message)
+		t.Errorf("evictions happened after %v s, want 4 evictions with growing waits; workload high is %s (%s)", evicted, w.get("high").Status, w.get("high").Reason.Message)
 	}
 }
 
@@ -279,6 +279,6 @@ func TestResidualsDoNotPreventAnEviction(t *testing.T) {
 		return evicted >= 0
 	})
 	if evicted < 120 {
-		t.Errorf("low must be evicted after 120 s or later, but was after %d s (-1: never); high is %s (%s)", evicted, w.get("high").Status, w.get("high").Reason.Message)
+		t.Errorf("workload low must be evicted after 120 s or later, but was evicted after %d s (-1: never); workload high is %s (%s)", evicted, w.get("high").Status, w.get("high").Reason.Message)
 	}
 }

@@ -61,7 +61,7 @@ func TestLimitsOfPreemption(t *testing.T) {
 			w.step()
 			const want = "it may not take the place of low on node b yet: within 5 min at most 100 workloads are preempted, and none twice; next attempt at "
 			if got := w.get("higher").Reason.Message; !strings.Contains(got, want+"20") {
-				t.Errorf("the reason of higher is %q, want one with %q", got, want)
+				t.Errorf("the reason of workload higher is %q, want one that contains %q", got, want)
 			}
 			if got := Explain(w.state, w.get("higher"), w.tuning).Message; !strings.Contains(got, want) {
 				t.Errorf("why says %q, want %q", got, want)
@@ -80,17 +80,17 @@ func TestLimitsOfPreemption(t *testing.T) {
 				w.answer()
 			}
 			if low, low2 := w.get("low").Node, w.get("low2").Node; (low == "") == (low2 == "") {
-				t.Fatalf("low is on %q, low2 on %q, want exactly one of them preempted", low, low2)
+				t.Fatalf("workload low is on node %q and low2 on node %q, want exactly one of them preempted", low, low2)
 			}
 			w.now = begun + w.tuning.PreemptionCooldown - second
 			w.step()
 			if low, low2 := w.get("low").Node, w.get("low2").Node; (low == "") == (low2 == "") {
-				t.Fatalf("low is on %q, low2 on %q, want exactly one of them preempted", low, low2)
+				t.Fatalf("workload low is on node %q and low2 on node %q, want exactly one of them preempted", low, low2)
 			}
 			w.now += 20 * second
 			w.settle()
 			if w.get("high").Node == "" || w.get("high2").Node == "" {
-				t.Errorf("high is on %q, high2 on %q, want both placed", w.get("high").Node, w.get("high2").Node)
+				t.Errorf("workload high is on node %q and high2 on node %q, want both placed", w.get("high").Node, w.get("high2").Node)
 			}
 		}},
 		{"a set that is larger than the budget is never evicted", func(t *testing.T, w *world) {
@@ -103,7 +103,7 @@ func TestLimitsOfPreemption(t *testing.T) {
 			w.on(t, "low", "a")
 			w.on(t, "low2", "a")
 			if got := w.get("high").Reason.Message; !strings.Contains(got, "2 would have to leave: SCHEDULER_PREEMPTION_BUDGET") {
-				t.Errorf("the reason of high is %q, want one that names the setting", got)
+				t.Errorf("the reason of workload high is %q, want one that names SCHEDULER_PREEMPTION_BUDGET", got)
 			}
 		}},
 		{"a plan keeps to the budget", func(t *testing.T, w *world) {
@@ -118,7 +118,7 @@ func TestLimitsOfPreemption(t *testing.T) {
 				named += len(m.Preempts)
 			}
 			if named != 1 {
-				t.Errorf("the plan preempts %d workloads, want 1", named)
+				t.Errorf("the plan names %d workloads to preempt, want 1, the budget", named)
 			}
 		}},
 	} {
@@ -151,7 +151,7 @@ func TestPreemptionEnds(t *testing.T) {
 				case at == last:
 					return true
 				case last != 0 && at < last+w.tuning.PreemptionCooldown:
-					r.Fatalf("workload %s was preempted twice within %d s", x.ID, (at-last)/second)
+					r.Fatalf("workload %s must not be preempted twice within the cool-down, but was within %d s", x.ID, (at-last)/second)
 				}
 				made[x.ID] = at
 				times = append(times, at)
@@ -164,7 +164,7 @@ func TestPreemptionEnds(t *testing.T) {
 				}
 			}
 			if within > w.tuning.PreemptionBudget {
-				r.Fatalf("%d workloads were preempted within the cool-down, and the budget is %d", within, w.tuning.PreemptionBudget)
+				r.Fatalf("%d workloads were preempted within the cool-down, want at most the budget of %d", within, w.tuning.PreemptionBudget)
 			}
 		}
 		for range rapid.IntRange(4, 16).Draw(r, "changes") {

@@ -241,7 +241,7 @@ func TestRandomWorlds(t *testing.T) {
 		w.state.Workloads("", func(x *fsm.Workload) bool {
 			if x.WantsPlace() {
 				if wrong := badReason(w, x); wrong != "" {
-					r.Fatalf("the reason of unplaced workload %s is wrong: %s: %+v", x.ID, wrong, x.Reason)
+					r.Fatalf("unplaced workload %s must have a reason that agrees with the nodes, but %s; the reason is %+v", x.ID, wrong, x.Reason)
 				}
 			}
 			return true

@@ -14,18 +14,18 @@ func TestWorkQueueIsSorted(t *testing.T) {
 		q.add(id)
 	}
 	if got := q.sorted(); !slices.Equal(got, []string{"a", "b", "c"}) {
-		t.Fatalf("after adding b, a, b, c the queue holds %v, want a, b, c", got)
+		t.Fatalf("after adding the ids b, a, b and c, the queue has %v, want a, b and c", got)
 	}
 	q.keep(func(id string) bool { return id != "b" })
 	if q.contains("b") || !q.contains("c") {
-		t.Errorf("after dropping b the queue holds %v, want it without b", q.sorted())
+		t.Errorf("after dropping the id b, the queue has %v, want it without b", q.sorted())
 	}
 	q.add("b")
 	if got := q.take(); !slices.Equal(got, []string{"a", "b", "c"}) {
 		t.Errorf("take returns %v", got)
 	}
 	if got := q.take(); len(got) != 0 || q.contains("a") {
-		t.Errorf("after take the queue holds %v, want it empty", got)
+		t.Errorf("after take the queue has the ids %v, want none", got)
 	}
 }
 
@@ -45,12 +45,12 @@ func TestQueueOfDeadlines(t *testing.T) {
 			got, of := d.next()
 			if len(want) == 0 {
 				if got != 0 || of != "" {
-					t.Fatalf("no deadline is set, and next returns %s at %d, want nothing", of, got)
+					t.Fatalf("without deadlines next returned id %q at %d ns, want none", of, got)
 				}
 				continue
 			}
 			if first := slices.Min(slices.Collect(maps.Values(want))); got != first || want[of] != first {
-				t.Fatalf("next returned %s at %d, want the earliest of %v", of, got, want)
+				t.Fatalf("next returned id %q at %d ns, want the earliest of %v", of, got, want)
 			}
 		}
 	})

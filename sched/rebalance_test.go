@@ -33,7 +33,7 @@ func (w *world) relocate(m BalanceMove) {
 	w.do(&commandv1.Command{Body: &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: []*commandv1.Assignment{
 		{Workload: x.ID, Node: m.To, IfGeneration: fsm.GenerationPB(x.Generation)}}}}})
 	if x = w.get(m.Workload); x.Node != m.To {
-		w.t.Fatalf("the state machine did not place %s on %s", x.ID, m.To)
+		w.t.Fatalf("the state machine must place workload %s on node %s, but did not", x.ID, m.To)
 	}
 	w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{
 		{Workload: x.ID, Node: m.To, Generation: fsm.GenerationPB(x.Generation), Acknowledged: true, State: "Running", ObservedAt: w.now}}}}})
@@ -76,22 +76,22 @@ func TestRebalance(t *testing.T) {
 	}{
 		{"a node that joins gets work", func(w *world) { w.node("a"); w.node("b"); w.many(12) }, func(w *world) { w.node("c") }, 3, "c"},
 		{"a balanced cluster has no moves", func(w *world) { w.node("a"); w.node("b"); w.many(12) }, nil, 0, ""},
-		{"a difference below the threshold is left", func(w *world) { w.node("a"); w.node("b"); w.many(2) }, func(w *world) { w.node("c") }, 0, ""},
+		{"a gain below the threshold causes no move", func(w *world) { w.node("a"); w.node("b"); w.many(2) }, func(w *world) { w.node("c") }, 0, ""},
 		{"members of a group leave a node that has two of them",
 			func(w *world) { w.node("a"); w.many(2, grouped("g")) }, func(w *world) { w.node("b") }, 1, "b"},
-		{"preferred spread over a zone that came back",
+		{"members with a preferred spread move to a zone that joins",
 			func(w *world) {
 				w.node("a", zoned("x"))
 				w.node("b", zoned("y"))
 				w.many(6, grouped("g"), placed(&commandv1.Placement{Spread: []*commandv1.Spread{{By: "zone", MaxSkew: 1}}}))
 			}, func(w *world) { w.node("c", zoned("z")) }, 2, "c"},
-		{"required spread over a zone that came back",
+		{"members with a required spread move to a zone that joins",
 			func(w *world) {
 				w.node("a", zoned("x"))
 				w.node("b", zoned("y"))
 				w.many(6, grouped("g"), placed(&commandv1.Placement{Spread: []*commandv1.Spread{{By: "zone", MaxSkew: 1, Must: true}}}))
 			}, func(w *world) { w.node("c", zoned("z")) }, 2, "c"},
-		{"a preferred node that joins",
+		{"a workload moves to a preferred node that joins",
 			func(w *world) {
 				w.node("a")
 				w.many(1, placed(&commandv1.Placement{Affinities: []*commandv1.Affinity{
@@ -163,21 +163,21 @@ func TestRebalance(t *testing.T) {
 			}
 			got := Rebalance(w.state, balanceLimits, w.tuning)
 			if len(got.Moves) != tt.moves {
-				t.Fatalf("Rebalance returns the moves %q, want %d", lines(got.Moves), tt.moves)
+				t.Fatalf("Rebalance returns the moves %q (workload, from, to), want %d moves", lines(got.Moves), tt.moves)
 			}
 			for _, m := range got.Moves {
 				if tt.onto != "" && m.To != tt.onto {
-					t.Errorf("move %s leads to %s, want %s", m.Workload, m.To, tt.onto)
+					t.Errorf("workload %q is moved to node %q, want node %q", m.Workload, m.To, tt.onto)
 				}
 				if m.Gain < balanceLimits.MinGain || !strings.HasPrefix(m.Reason, "load ") {
-					t.Errorf("move %+v has a gain below %d or no reason", m, balanceLimits.MinGain)
+					t.Errorf("move %+v must have a gain of at least %d millionths of a node, and a reason that begins with the loads", m, balanceLimits.MinGain)
 				}
 				w.relocate(m)
 			}
 			if again := Rebalance(w.state, balanceLimits, w.tuning); len(again.Moves) > 0 {
-				t.Errorf("after all moves Rebalance returns the moves %q, want none", lines(again.Moves))
+				t.Errorf("after all moves were made, Rebalance returns the moves %q, want none", lines(again.Moves))
 			} else if again.Before != got.After {
-				t.Errorf("the imbalance after the moves is %+v, and was announced as %+v", again.Before, got.After)
+				t.Errorf("after the moves the imbalance is %+v, want %+v as Rebalance predicted", again.Before, got.After)
 			}
 		})
 	}
@@ -197,24 +197,24 @@ func TestRebalanceHeedsItsLimits(t *testing.T) {
 		l    BalanceLimits
 		want int
 	}{
-		{"limits that allow all moves", balanceLimits, 2},
-		{"a limit of one move", BalanceLimits{Moves: 1, MinGain: whole / 10}, 1},
-		{"a high minimum gain", BalanceLimits{Moves: 10, MinGain: whole / 2}, 1},
-		{"a limit of one search", BalanceLimits{Moves: 10, MinGain: whole / 10, Evaluations: 1}, 1},
-		{"no moves after Stop returns true", BalanceLimits{Moves: 10, MinGain: whole / 10, Stop: func() bool { return true }}, 0},
-		{"a minimum time since the placement", BalanceLimits{Moves: 10, MinGain: whole / 10, MinAge: 600 * second}, 0},
+		{"with limits that allow all moves", balanceLimits, 2},
+		{"with a limit of one move", BalanceLimits{Moves: 1, MinGain: whole / 10}, 1},
+		{"with a high minimum gain", BalanceLimits{Moves: 10, MinGain: whole / 2}, 1},
+		{"with a limit of one search", BalanceLimits{Moves: 10, MinGain: whole / 10, Evaluations: 1}, 1},
+		{"if Stop returns true", BalanceLimits{Moves: 10, MinGain: whole / 10, Stop: func() bool { return true }}, 0},
+		{"with a minimum time since the placement", BalanceLimits{Moves: 10, MinGain: whole / 10, MinAge: 600 * second}, 0},
 	}
 	for _, tt := range tests {
 		if got := Rebalance(w.state, tt.l, w.tuning); len(got.Moves) != tt.want {
-			t.Errorf("%s: Rebalance returns the moves %q, want %d", tt.name, lines(got.Moves), tt.want)
+			t.Errorf("%s Rebalance returns the moves %q, want %d moves", tt.name, lines(got.Moves), tt.want)
 		}
 	}
 }
 
-// TestRebalanceCountsItsMovesInRules: the cache counts the workloads that a rule names when the
-// rule is first evaluated. If that happens after rebalancing has chosen a move of such a workload,
-// the count must include the move. A workload needs one of two other workloads on its node, so
-// exactly one of the two leaves the node.
+// TestRebalanceCountsItsMovesInRules: the cache counts the workloads that a rule names when the rule is
+// evaluated for the first time. If rebalancing has already chosen a move of such a workload, the count must
+// include this move. In the test, a workload must be near one of two other workloads on its node, so only one
+// of these two may leave the node.
 func TestRebalanceCountsItsMovesInRules(t *testing.T) {
 	near := func(value string, weight uint32) func(*commandv1.WorkloadPut) {
 		return demand(func(d *commandv1.Demand) {
@@ -245,7 +245,7 @@ func TestRebalanceCountsItsMovesInRules(t *testing.T) {
 		}
 	}
 	if len(left) != 1 {
-		t.Errorf("%q leave the node of a workload that needs one of them, want one; moves: %s", left, lines(found))
+		t.Errorf("the workloads %q leave the node of a workload that must be near one of them, want that only one leaves; moves: %s", left, lines(found))
 	}
 }
 
@@ -368,22 +368,22 @@ func TestRebalanceEnds(t *testing.T) {
 		for {
 			b := Rebalance(w.state, limits, w.tuning)
 			if len(b.Moves) > limits.Moves {
-				r.Fatalf("Rebalance returns %d moves, and %d are allowed", len(b.Moves), limits.Moves)
+				r.Fatalf("Rebalance returns %d moves, want at most the limit of %d", len(b.Moves), limits.Moves)
 			}
 			for _, m := range b.Moves {
 				x := w.get(m.Workload)
 				if why := fsm.Immovable(w.state, x, w.now); why != "" || x.Node != m.From || m.To == m.From {
-					r.Fatalf("move %+v of %s on %s is not allowed: %s", m, x.ID, x.Node, why)
+					r.Fatalf("move %+v of workload %s on node %s must not be made: %s", m, x.ID, x.Node, why)
 				}
 				w.relocate(m)
 				now := clusterCost(w.state, w.tuning)
 				if now >= cost {
-					r.Fatalf("move %+v raises the cost from %d to %d", m, cost, now)
+					r.Fatalf("move %+v must lower the cost of the cluster, but changes it from %d to %d", m, cost, now)
 				}
 				cost = now
 			}
 			if moved += len(b.Moves); moved > 20*n {
-				r.Fatalf("%d moves of %d workloads, and still more", moved, n)
+				r.Fatalf("rebalancing must end, but has made %d moves of %d workloads and finds more", moved, n)
 			}
 			if len(b.Moves) == 0 {
 				return
@@ -417,16 +417,16 @@ func TestRebalanceEvensOutEqualNodes(t *testing.T) {
 			b := Rebalance(w.state, BalanceLimits{Moves: 1, MinGain: whole / 10}, w.tuning)
 			if len(b.Moves) == 0 {
 				if rest := b.Before.High - b.Before.Low; rest > whole/10+largest+2*perWorkload {
-					r.Fatalf("the loads still differ by %d, but there is no move", rest)
+					r.Fatalf("the loads of two nodes differ by %d millionths of a node, so Rebalance must find a move, but finds none", rest)
 				}
 				return
 			}
 			w.relocate(b.Moves[0])
 			after := newNodeIndex(w.state, w.tuning).imbalance()
 			if after != b.After || after.High-after.Low > b.Before.High-b.Before.Low || after.Deviation > b.Before.Deviation {
-				r.Fatalf("move %+v changes the imbalance from %+v to %+v, announced as %+v", b.Moves[0], b.Before, after, b.After)
+				r.Fatalf("move %+v changes the imbalance from %+v to %+v, want a smaller one, equal to the predicted %+v", b.Moves[0], b.Before, after, b.After)
 			}
 		}
-		r.Fatalf("rebalancing does not end")
+		r.Fatalf("rebalancing must end, but still finds moves after 20 moves per workload")
 	})
 }

@@ -172,7 +172,7 @@ func (w *groupWorld) play(word string) {
 	}
 }
 
-// planner returns a planner in whose present step the workloads in w.leaving are already being moved.
+// planner returns a planner for which the workloads in w.leaving count as moved by its present step.
 func (w *groupWorld) planner() *planner {
 	return &planner{World: World{State: w.state, Now: w.now, Epoch: rolloutEpoch}, done: w.leaving}
 }
@@ -301,7 +301,7 @@ func TestRolloutSteps(t *testing.T) {
 				}
 			}
 			if got := w.line(); got != c.want {
-				t.Errorf("the step is\n     %s\nwant %s", got, c.want)
+				t.Errorf("the planner proposes for the updates\n     %s\nwant %s", got, c.want)
 			}
 		})
 	}
@@ -315,18 +315,18 @@ func TestRolloutStepsAreFenced(t *testing.T) {
 	w.play("update web 2 to 2 by 1")
 	steps, _ := w.next()
 	if len(steps) != 1 {
-		t.Fatalf("the planner proposes %d steps, want 1", len(steps))
+		t.Fatalf("the planner proposes %d steps of updates, want 1", len(steps))
 	}
 	r, _ := w.state.Rollout("web")
 	head, body := steps[0].GetHead(), steps[0].GetAdvanceRollout()
 	if e := head.GetEpoch(); e.GetIncarnation() != rolloutEpoch.Incarnation || e.GetTerm() != rolloutEpoch.Term || head.GetAt() != w.now || head.GetBy() != "leader" {
-		t.Errorf("the head of the command is %v, want the epoch and the time of the leader", head)
+		t.Errorf("the head of the command is %v, want one with the epoch and the time of the leader", head)
 	}
 	if head.GetNamespaceShare() != fsm.NamespaceShare || head.GetRoomReserve() != fsm.AdminReserve {
-		t.Errorf("the head has the shares %d and %d of the state", head.GetNamespaceShare(), head.GetRoomReserve())
+		t.Errorf("the head has the namespace share %d %% and the reserve %d %%, want those of a confined user", head.GetNamespaceShare(), head.GetRoomReserve())
 	}
 	if id := body.GetIfRollout(); id.GetIncarnation() != r.Incarnation || id.GetSequence() != r.Sequence || r.Sequence == 0 {
-		t.Errorf("the command is for rollout %v, want %d.%d", id, r.Incarnation, r.Sequence)
+		t.Errorf("the command names the update %v, want %d.%d", id, r.Incarnation, r.Sequence)
 	}
 	w.play("update web 2 to 3 by 1")
 	_, res, _ := w.state.Apply(fsm.Meta{Index: w.index + 1, Term: 4}, steps[0])
@@ -344,22 +344,22 @@ func TestRolloutsOfObedientNodes(t *testing.T) {
 		missing      int            // largest number of unavailable members at any time
 		want         string         // versions of the members at the end, and the phase of the rollout
 	}{
-		{"one member at a time", "update web 5 to 2 by 1", nil, 1, "22222 Completed"},
-		{"two members at a time", "update web 5 to 2 by 2", nil, 2, "22222 Completed"},
-		{"all members at once", "update web 5 to 2 by 5", nil, 5, "22222 Completed"},
-		{"more members than before", "update web 7 to 2 by 1", nil, 2, "2222222 Completed"},
-		{"fewer members than before", "update web 3 to 2 by 1", nil, 1, "222 Completed"},
-		{"the first member fails", "update web 5 to 2 by 1", map[int]string{2: "web-0"}, 1, "21111 Paused"},
+		{"an update changes one member at a time", "update web 5 to 2 by 1", nil, 1, "22222 Completed"},
+		{"with max_parallel 2, an update changes two members at a time", "update web 5 to 2 by 2", nil, 2, "22222 Completed"},
+		{"with max_parallel 5, an update changes all members at once", "update web 5 to 2 by 5", nil, 5, "22222 Completed"},
+		{"an update to more members creates the additional members", "update web 7 to 2 by 1", nil, 2, "2222222 Completed"},
+		{"an update to fewer members deletes the surplus members", "update web 3 to 2 by 1", nil, 1, "222 Completed"},
+		{"an update pauses if its first member fails", "update web 5 to 2 by 1", map[int]string{2: "web-0"}, 1, "21111 Paused"},
 		{"while one member fails, other members are updated", "update web 5 to 2 by 2", map[int]string{2: "web-1"}, 2, "22222 Paused"},
-		{"a member in the middle fails", "update web 5 to 2 by 1", map[int]string{2: "web-2"}, 1, "22211 Paused"},
+		{"an update pauses if a member in the middle fails", "update web 5 to 2 by 1", map[int]string{2: "web-2"}, 1, "22211 Paused"},
 		{"a failed update reverts", "update web 5 to 2 by 1 back", map[int]string{2: "web-2"}, 1, "11111 Completed"},
-		{"the revert fails too", "update web 5 to 2 by 1 back", map[int]string{1: "web-1", 2: "web-1"}, 1, "21111 Paused"},
-		{"start first", "update web 5 to 2 by 1 first", nil, 1, "22222 Completed"},
-		{"start first, two at a time", "update web 5 to 2 by 2 first", nil, 2, "22222 Completed"},
-		{"start first, the extra member fails", "update web 5 to 2 by 1 first", map[int]string{2: "web-5"}, 1, "111112 Paused"},
-		{"start first, the extra member fails, and the update reverts", "update web 5 to 2 by 1 first back", map[int]string{2: "web-5"}, 1, "11111 Completed"},
-		{"start first, a member fails, and the update reverts", "update web 5 to 2 by 1 first back", map[int]string{2: "web-2"}, 1, "11111 Completed"},
-		{"a canary", "update web 5 to 2 by 1 canary", nil, 1, "21111 AwaitPromotion"},
+		{"a revert that fails pauses", "update web 5 to 2 by 1 back", map[int]string{1: "web-1", 2: "web-1"}, 1, "21111 Paused"},
+		{"start-first: no member of the group is unavailable beyond the surge member", "update web 5 to 2 by 1 first", nil, 1, "22222 Completed"},
+		{"start-first, max_parallel 2: two members are changed at a time", "update web 5 to 2 by 2 first", nil, 2, "22222 Completed"},
+		{"start-first: an update whose surge member fails pauses", "update web 5 to 2 by 1 first", map[int]string{2: "web-5"}, 1, "111112 Paused"},
+		{"start-first: an update whose surge member fails reverts", "update web 5 to 2 by 1 first back", map[int]string{2: "web-5"}, 1, "11111 Completed"},
+		{"start-first: an update of which a member fails reverts", "update web 5 to 2 by 1 first back", map[int]string{2: "web-2"}, 1, "11111 Completed"},
+		{"an update with a canary waits for its promotion", "update web 5 to 2 by 1 canary", nil, 1, "21111 AwaitPromotion"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newGroupWorld(t, "web 5")
@@ -371,7 +371,7 @@ func TestRolloutsOfObedientNodes(t *testing.T) {
 					w.do(s)
 				}
 				if missing := w.missing("web"); missing > c.missing {
-					t.Fatalf("%d members are unavailable, at most %d may be: %s", missing, c.missing, w.versions("web"))
+					t.Fatalf("%d members are unavailable during the update, want at most %d; versions of the members and phase: %s", missing, c.missing, w.versions("web"))
 				}
 				broken := []string{}
 				w.state.Group("web", func(x *fsm.Workload) bool {
@@ -389,7 +389,7 @@ func TestRolloutsOfObedientNodes(t *testing.T) {
 				}
 			}
 			if got := w.versions("web"); got != c.want {
-				t.Errorf("the versions are %s at the end, want %s", got, c.want)
+				t.Errorf("at the end the versions of the members and the phase of the update are %q, want %q", got, c.want)
 			}
 		})
 	}
@@ -453,7 +453,7 @@ func TestHeldByRollout(t *testing.T) {
 				}
 			}
 			if got := w.planner().heldByRollout(w.get(c.id)); got != c.want {
-				t.Errorf("%s is held: %v, want %v", c.id, got, c.want)
+				t.Errorf("heldByRollout returns %[2]v for workload %[1]s, want %[3]v", c.id, got, c.want)
 			}
 		})
 	}

@@ -203,7 +203,7 @@ func TestPlacementKeepsEveryRequiredRule(t *testing.T) {
 			x := w.get(id)
 			got, e := Place(*x.Demand, NodesOf(w.state, w.tuning).For(id))
 			if want, score := scan(NodesOf(w.state, w.tuning), id, x.Demand); got != want || got != "" && e.Score.Total != score {
-				r.Fatalf("workload %s: the index finds %q (%+v), the scan %q (%d)", id, got, e.Score, want, score)
+				r.Fatalf("for workload %s the search with the index finds node %q (score %+v), and the scan finds node %q (total %d), want the same node", id, got, e.Score, want, score)
 			}
 			ready := func(n *fsm.Node) bool { return n.Schedulable() }
 			if got == "" {
@@ -212,13 +212,13 @@ func TestPlacementKeepsEveryRequiredRule(t *testing.T) {
 				v := Explain(w.state, x, w.tuning)
 				for _, n := range v.Nodes {
 					if f := n.Filter; (f == "spread" || f == "affinity" || f == "anti-affinity") && broken(w.state, x, n.Node, ready) == "" {
-						r.Fatalf("workload %s is kept from node %s by %s, which no rule does", id, n.Node, n.Reason)
+						r.Fatalf("the planner keeps workload %s from node %s with reason %s, but no rule would be broken there", id, n.Node, n.Reason)
 					}
 				}
 				continue
 			}
 			if why := broken(w.state, x, got, ready); why != "" {
-				r.Fatalf("workload %s is placed on node %s, which breaks %s", id, got, why)
+				r.Fatalf("workload %s must not be placed on node %s, because that breaks a required rule: %s", id, got, why)
 			}
 			w.do(&commandv1.Command{Body: &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: []*commandv1.Assignment{
 				{Workload: id, Node: got, IfGeneration: fsm.GenerationPB(x.Generation)}}}}})
@@ -242,7 +242,7 @@ func TestRulesOverManyNodes(t *testing.T) {
 				got, e := Place(d, nodes.For(id))
 				want, score := scan(nodes, id, &d)
 				if got != want || got != "" && e.Score.Total != score {
-					t.Fatalf("demand %d: the index finds %q (%+v), the scan %q (%d)", i, got, e.Score, want, score)
+					t.Fatalf("for demand %d the search with the index finds node %q (score %+v), and the scan finds node %q (total %d), want the same node", i, got, e.Score, want, score)
 				}
 				if got != "" {
 					placed++
@@ -250,7 +250,7 @@ func TestRulesOverManyNodes(t *testing.T) {
 				}
 			}
 			if placed < 1000 {
-				t.Fatalf("only %d of 1500 demands find a node", placed)
+				t.Fatalf("only %d of 1500 demands find a node, so the test compares too few searches", placed)
 			}
 		})
 	}
@@ -263,7 +263,7 @@ func TestRules(t *testing.T) {
 		name  string
 		order []string
 		puts  puts
-		want  map[string]string // zone of each workload; a node if it begins with n; "" = unplaced
+		want  map[string]string // expected zone of each workload: "" = unplaced, "*" = any zone, "@X" = the zone of workload X
 		why   string            // part of the message of the unplaced workload
 	}{
 		{"a required spread alternates between zones", []string{"a-0", "a-1", "a-2"},
@@ -283,7 +283,7 @@ func TestRules(t *testing.T) {
 					d.CpuMillicores, d.Tags = 3000, []*commandv1.Label{{Key: "tier", Value: "batch"}}
 				})}},
 			map[string]string{"batch-3": "*", "batch-4": "", "batch-5": ""}, "2 anti_affinity of another workload by zone"},
-		{"a required affinity to nodes", []string{"web"},
+		{"a required affinity to nodes rejects every node without the label", []string{"web"},
 			puts{"web": {affine(must(&commandv1.Affinity{Node: &commandv1.Constraint{Key: "zone", Op: "=", Values: []string{"z9"}}}))}},
 			map[string]string{"web": ""}, "6 affinity[0] (zone=z9)"},
 	} {
@@ -313,9 +313,9 @@ func TestRules(t *testing.T) {
 				other, at := strings.CutPrefix(want, "@")
 				switch {
 				case at && got != zoneOf(other), want == "" && got != "", want == "*" && got == "":
-					t.Errorf("workload %s is in zone %q, expected %q: %s", id, got, want, w.get(id).Reason.Message)
+					t.Errorf("workload %s is in zone %q, want %q (\"\": no zone, \"*\": any zone, \"@X\": the zone of workload X); its reason is %s", id, got, want, w.get(id).Reason.Message)
 				case want == "" && !strings.Contains(w.get(id).Reason.Message, c.why):
-					t.Errorf("workload %s has reason %q, expected %q in it", id, w.get(id).Reason.Message, c.why)
+					t.Errorf("workload %s has the reason %q, want one that contains %q", id, w.get(id).Reason.Message, c.why)
 				}
 			}
 		})
@@ -331,7 +331,7 @@ func TestRulesStayInTheirNamespace(t *testing.T) {
 	w.apply("web", affine(&commandv1.Affinity{Anti: true, Workload: "db", By: "host", Must: true}))
 	w.settle()
 	if got := w.get("web").Node; got != "n1" {
-		t.Errorf("web is on node %q, expected n1: %s", got, w.get("web").Reason.Message)
+		t.Errorf("workload web is on node %q, want node \"n1\"; its reason is %s", got, w.get("web").Reason.Message)
 	}
 }
 
@@ -348,13 +348,13 @@ func TestSpreadIgnoresZonesWithoutReadyNodes(t *testing.T) {
 	}
 	w.settle()
 	if n := w.state.PendingCount(); n > 0 {
-		t.Fatalf("%d members are unplaced while zone z2 has no ready node", n)
+		t.Fatalf("%d members are unplaced while zone \"z2\" has no ready node, want all placed in zone \"z1\"", n)
 	}
 	w.cordon("n2", false)
 	w.apply("a-3", inGroup("a"), spreadBy("zone", 1, true))
 	w.settle()
 	if got := w.get("a-3").Node; got != "n2" {
-		t.Errorf("the member is on node %q, expected n2", got)
+		t.Errorf("the new member a-3 is on node %q, want node \"n2\"", got)
 	}
 }
 
@@ -370,7 +370,7 @@ func TestEqualRulesOfTwoWorkloadsBothApply(t *testing.T) {
 	w.apply("web", inGroup("web"), apart)
 	w.settle()
 	if got := w.get("web").Node; got != "" {
-		t.Errorf("web is on node %q, expected none, because db there must be apart from it", got)
+		t.Errorf("workload web is on node %q, want none, because workload db on the only node must be apart from it", got)
 	}
 }
 
@@ -384,14 +384,14 @@ func TestTheTargetOfAnAffinityIsNotPreempted(t *testing.T) {
 	w.apply("web", affine(&commandv1.Affinity{Group: "db", By: "host", Must: true}), demand(func(d *commandv1.Demand) { d.CpuMillicores, d.Priority = 3000, 2 }))
 	w.settle()
 	if got := w.get("db").Node; got != "n1" {
-		t.Errorf("db is on node %q, expected n1", got)
+		t.Errorf("workload db is on node %q, want node \"n1\"", got)
 	}
 	w.apply("other", demand(func(d *commandv1.Demand) { d.CpuMillicores = 1000 }))
 	w.settle()
 	w.apply("web", affine(&commandv1.Affinity{Group: "db", By: "host", Must: true}), demand(func(d *commandv1.Demand) { d.CpuMillicores, d.Priority = 1000, 2 }))
 	w.settle()
 	if got := w.get("web").Node; got != "n1" || w.get("other").Node != "" {
-		t.Errorf("web is on node %q, expected n1 in place of other: %s", got, w.get("web").Reason.Message)
+		t.Errorf("workload web is on node %q, want node \"n1\" in place of workload other; its reason is %s", got, w.get("web").Reason.Message)
 	}
 }
 
@@ -418,11 +418,11 @@ func TestRulesDoNotCountTheWorkloadItself(t *testing.T) {
 				t.Fatalf("a step with a cache must equal one without, but: %s", diff)
 			}
 			if e := Explain(w.state, w.get("w1"), w.tuning); e.Fit != 1 {
-				t.Errorf("%d nodes fit, expected only n2: %+v", e.Fit, e.Nodes)
+				t.Errorf("%d nodes fit the workload, want only node \"n2\"; verdicts: %+v", e.Fit, e.Nodes)
 			}
 			w.settle()
 			if got := w.get("w1"); got.Node != "n2" {
-				t.Errorf("the workload is on node %q, expected n2: %s", got.Node, got.Reason.Message)
+				t.Errorf("the workload is on node %q, want node \"n2\"; its reason is %s", got.Node, got.Reason.Message)
 			}
 		})
 	}
@@ -438,7 +438,7 @@ func TestWhyNamesTheRules(t *testing.T) {
 		affine(&commandv1.Affinity{Node: &commandv1.Constraint{Key: "zone", Op: "=", Values: []string{"z3"}}, Weight: 5}))
 	e := Explain(w.state, w.get("web"), w.tuning)
 	if e.Fit != 2 {
-		t.Fatalf("%d nodes fit workload web, expected 2", e.Fit)
+		t.Fatalf("%d nodes fit workload web, want 2", e.Fit)
 	}
 	var got []string
 	for _, c := range e.Nodes[1].Rules {
@@ -447,10 +447,10 @@ func TestWhyNamesTheRules(t *testing.T) {
 	zone := map[string]string{"n1": "z1", "n2": "z2"}[w.get("db").Node]
 	want := "300000 anti_affinity[0]: workload db is at zone=" + zone + "; 50000 affinity[0]: nodes with zone=z3, the node has zone=" + zone
 	if s := strings.Join(got, "; "); s != want {
-		t.Errorf("the rules of the worse node are %q, expected %q", s, want)
+		t.Errorf("persysctl why gives the worse node the rule costs %q, want %q", s, want)
 	}
 	if got := e.Nodes[1].Score.Rules; got != 350000 {
-		t.Errorf("the rules cost %d, expected 350000", got)
+		t.Errorf("the preferred rules add %d to the score of the worse node, want 350000", got)
 	}
 }
 
@@ -484,7 +484,8 @@ func ruledDemand(i int) fsm.Demand {
 	}
 }
 
-// The rejection by another workload's rule names that workload, and a score names the taint that makes it worse.
+// If a rule of another workload rejects a node, `persysctl why` names that workload. If a taint makes the
+// score of a node worse, it names the taint.
 func TestWhyNamesTheOtherWorkloadAndTheTaint(t *testing.T) {
 	w := newWorld(t)
 	w.node("n1", nodeInZone("z1"))
@@ -493,15 +494,15 @@ func TestWhyNamesTheOtherWorkloadAndTheTaint(t *testing.T) {
 	w.apply("db", affine(&commandv1.Affinity{Anti: true, Must: true, Tag: &commandv1.Label{Key: "tier", Value: "batch"}, By: "zone"}))
 	w.settle()
 	if got := w.get("db").Node; got != "n1" {
-		t.Fatalf("db is on node %q, want n1", got)
+		t.Fatalf("workload db is on node %q, want node \"n1\"", got)
 	}
 	w.apply("batch", demand(func(d *commandv1.Demand) { d.Tags = []*commandv1.Label{{Key: "tier", Value: "batch"}} }))
 	for _, n := range Explain(w.state, w.get("batch"), w.tuning).Nodes {
 		switch {
 		case n.Node == "n1" && !strings.HasPrefix(n.Reason, "anti_affinity (by zone) of workload db keeps this workload away from zone=z1;"):
-			t.Errorf("n1 is rejected for the reason %q", n.Reason)
+			t.Errorf("node \"n1\" is rejected with reason %q, want one that names the anti_affinity of workload db", n.Reason)
 		case n.Node == "n2" && (len(n.Rules) != 1 || n.Rules[0].Text != "tolerations: the taint old=yes:PreferNoSchedule is not tolerated" || n.Rules[0].Parts != n.Score.Taint):
-			t.Errorf("n2 has the costs %v", n.Rules)
+			t.Errorf("node \"n2\" has the rule costs %v, want only the cost of its taint", n.Rules)
 		}
 	}
 }

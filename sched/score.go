@@ -36,7 +36,7 @@ type query struct {
 	d    *fsm.Demand
 	in   *class // nil for a demand that names its nodes, see pinned
 	bin  bool   // full nodes come first
-	at   uint64 // position of the workload on the ring
+	at   uint64 // position of the workload on the ring of node hashes
 	from int32  // first node slot clockwise from the position at
 
 	best   int32 // slot of the best node found so far; -1 = none

@@ -167,9 +167,9 @@ func (c *Cache) loadRepelling(v fsm.View) {
 	})
 }
 
-// holders returns the set of the workloads that have this required anti-affinity a. Of these, the ones to
-// which the rule itself applies (inside), for example as members of the group that they name, have a set of
-// their own.
+// holders returns the set of the workloads that have the required anti-affinity a. A workload to which its own
+// rule applies (inside), for example because it is a member of the group that the rule names, is in a separate
+// set.
 func (c *Cache) holders(namespace string, a *fsm.Affinity, inside bool) *group {
 	c.target = appendRuleTarget(c.target[:0], namespace, a)
 	for _, r := range c.repelled[string(c.target)] {

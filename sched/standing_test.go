@@ -40,7 +40,7 @@ func (w *world) moveNow(moves []BalanceMove) (n int) {
 		if it.Kind == fsm.OK {
 			n++
 		} else {
-			w.t.Fatalf("a move was dropped: %s", it.Reason)
+			w.t.Fatalf("the state machine skipped a move with reason: %s", it.Reason)
 		}
 	}
 	return n
@@ -60,18 +60,18 @@ func TestStandingBalanceWaits(t *testing.T) {
 		then func(w *world)
 		why  string
 	}{
-		{"the cluster is calm, so the leader moves workloads", func(*world) {}, ""},
-		{"the policy allows no moves", func(w *world) {
+		{"the leader moves workloads in a calm cluster", func(*world) {}, ""},
+		{"the leader moves nothing if the policy allows no moves", func(w *world) {
 			w.do(&commandv1.Command{Body: &commandv1.Command_SetRebalancePolicy{SetRebalancePolicy: &commandv1.SetRebalancePolicy{}}})
 		}, "off"},
-		{"a node is draining", func(w *world) { w.node("c"); w.drain("c", true) }, "node c is draining"},
-		{"a node is lost", func(w *world) {
+		{"the leader moves nothing while a node is draining", func(w *world) { w.node("c"); w.drain("c", true) }, "node c is draining"},
+		{"the leader moves nothing while a node is lost", func(w *world) {
 			w.node("c")
 			w.do(&commandv1.Command{Body: &commandv1.Command_SetNodeStates{SetNodeStates: &commandv1.SetNodeStates{Nodes: []*commandv1.NodeState{{Id: "c"}}}}})
 		}, "node c is lost"},
-		{"a workload has no node", func(w *world) { w.apply("large", demand(func(d *commandv1.Demand) { d.CpuMillicores = 100_000 })) }, "until workload large has a node"},
-		{"the mode is frozen", func(w *world) { w.setMode("degraded") }, "end of mode degraded"},
-		{"a group is being updated", func(w *world) {
+		{"the leader moves nothing while a workload has no node", func(w *world) { w.apply("large", demand(func(d *commandv1.Demand) { d.CpuMillicores = 100_000 })) }, "until workload large has a node"},
+		{"the leader moves nothing in a frozen mode", func(w *world) { w.setMode("degraded") }, "end of mode degraded"},
+		{"the leader moves nothing while a group is being updated", func(w *world) {
 			put := func(v int) {
 				b := &commandv1.PutWorkloads{GroupOf: "g", Update: &commandv1.UpdatePolicy{MaxParallel: 1, MinHealthy: second, HealthyDeadline: 60 * second}}
 				for i := range 2 {
@@ -95,7 +95,7 @@ func TestStandingBalanceWaits(t *testing.T) {
 				return
 			}
 			if tt.why == "" || !strings.Contains(waits, tt.why) || len(moves) > 0 {
-				t.Errorf("the leader finds %d moves and says %q, want %q", len(moves), waits, tt.why)
+				t.Errorf("the leader finds %d moves and gives %q as the reason to wait, want the reason %q (empty: 2 moves)", len(moves), waits, tt.why)
 			}
 		})
 	}
@@ -110,7 +110,7 @@ func TestStandingBalanceKeepsItsLimits(t *testing.T) {
 	w.settle()
 	moves, _ := w.found()
 	if strings.Contains(lines(moves), "young") {
-		t.Errorf("a workload is moved that was placed a moment ago: %s", lines(moves))
+		t.Errorf("workload young was placed a moment ago and must not be moved, but the moves are %s", lines(moves))
 	}
 	w = unbalanced(t)
 	w.many(12)
@@ -119,34 +119,34 @@ func TestStandingBalanceKeepsItsLimits(t *testing.T) {
 	w.node("c")
 	first, _ := w.found()
 	if n := w.moveNow(first); n != 2 {
-		t.Fatalf("%d moves are made at first, want 2", n)
+		t.Fatalf("the leader makes %d moves at first, want 2, the limit AtOnce", n)
 	}
 	if moves, waits := w.found(); len(moves) > 0 || !strings.Contains(waits, "end of 2 moves") {
-		t.Errorf("while two workloads move, the leader finds %q and says %q", lines(moves), waits)
+		t.Errorf("while two workloads move, the leader finds the moves %q and gives %q as the reason to wait; want no move, and the reason that 2 moves have not ended", lines(moves), waits)
 	}
 	w.settle()
 	for _, m := range first {
 		if x := w.get(m.Workload); x.Node != m.To {
-			t.Errorf("%s was to move to %s and is on %q", x.ID, m.To, x.Node)
+			t.Errorf("workload %s must have moved to node %s, but is on node %q", x.ID, m.To, x.Node)
 		}
 	}
 	w.say(first[0].Workload, "Pending") // the move has not ended
 	second, waits := w.found()
 	if n := w.moveNow(second); n != 1 {
-		t.Fatalf("%d moves are made while one of two has not ended, want 1 (%s)", n, waits)
+		t.Fatalf("while one of two moves has not ended, the leader makes %d moves, want 1 (%s)", n, waits)
 	}
 	w.settle()
 	if moves, waits := w.found(); len(moves) > 0 || !strings.Contains(waits, "3 workloads were moved within the last hour") {
-		t.Errorf("after three moves in the hour, the leader finds %q and says %q", lines(moves), waits)
+		t.Errorf("after three moves within an hour, the leader finds the moves %q and gives %q as the reason to wait; want no move, and the reason that the hour has its 3 moves", lines(moves), waits)
 	}
 	w.setBalance(100, 1)
 	w.say(first[0].Workload, "Pending")
 	if _, waits := w.found(); !strings.Contains(waits, "end of 1 moves") {
-		t.Errorf("a move that has not ended is not counted: %q", waits)
+		t.Errorf("a move that has not ended must count for AtOnce, but the reason to wait is %q", waits)
 	}
 	w.now = w.get(first[0].Workload).Moved.At + balanceMoveEnds
 	if _, waits := w.found(); waits != "" {
-		t.Errorf("a move that has not ended after ten minutes is still counted: %q", waits)
+		t.Errorf("a move that has not ended after ten minutes must not count for AtOnce any more, but the reason to wait is %q", waits)
 	}
 }
 
@@ -159,7 +159,7 @@ func TestWhyTellsTheMove(t *testing.T) {
 	w.settle()
 	e := Explain(w.state, w.get(moves[0].Workload), w.tuning)
 	if want := "it left node a for node b at "; !strings.Contains(e.Moves, want) || !strings.Contains(e.Moves, "to even out the load, gain ") {
-		t.Errorf("the explanation is %q, want %q in it", e.Moves, want)
+		t.Errorf("persysctl why says %q about moves, want a text that contains %q", e.Moves, want)
 	}
 }
 

@@ -32,7 +32,7 @@ func (w *world) has(template, want string) {
 	w.t.Helper()
 	w.settle()
 	if got := w.onNodes(template); got != want {
-		w.t.Fatalf("the members of %s are %q, want %q", template, got, want)
+		w.t.Fatalf("the members of system workload %s are %q (id@node), want %q", template, got, want)
 	}
 	if err := w.state.Check(); err != nil {
 		w.t.Fatalf("the state is inconsistent: %v", err)
@@ -74,7 +74,7 @@ func TestSystemWorkloads(t *testing.T) {
 			w.drain("a", true)
 			w.has("log", "log-a@a log-b@b") // web has no other node
 			if m := w.get("log-a"); !strings.Contains(m.Reason.Message, "leaves it last") {
-				w.t.Fatalf("the reason of the member is %q", m.Reason.Message)
+				w.t.Fatalf("the reason of member log-a is %q, want one that says that it leaves the node last", m.Reason.Message)
 			}
 			w.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "web"}}})
 			w.has("log", "log-b@b")
@@ -94,7 +94,7 @@ func TestSystemWorkloads(t *testing.T) {
 				w.has("log", "log-a@a log-b@b")
 			}
 			if now := w.get("log-a"); now.Generation != was || now.Status != fsm.StatusRunning {
-				w.t.Fatalf("the member is %s with generation %s, want Running with %s", now.Status, now.Generation, was)
+				w.t.Fatalf("the member of the returned node is %s with generation %s, want Running with generation %s as before", now.Status, now.Generation, was)
 			}
 		},
 		"the member of a removed node is deleted": func(w *world) {
@@ -124,7 +124,7 @@ func TestSystemWorkloads(t *testing.T) {
 			w.apply("log", system, demand(func(d *commandv1.Demand) { d.CpuMillicores = 100_000 }))
 			w.has("log", "log-a@")
 			if m := w.get("log-a"); m.Reason.Code != fsm.CodeUnplaced {
-				w.t.Fatalf("the reason of the member is %q", m.Reason.Code)
+				w.t.Fatalf("the reason code of member log-a is %q, want Unplaced", m.Reason.Code)
 			}
 		},
 		"an update goes node by node, and a delete takes all members": func(w *world) {
@@ -149,7 +149,7 @@ func TestSystemWorkloads(t *testing.T) {
 				most = max(most, away)
 				r, ok := w.state.Rollout("log")
 				if !ok {
-					w.t.Fatalf("the put of a system workload began no update")
+					w.t.Fatalf("the put of a system workload with another specification must begin an update, but did not")
 				}
 				if r.Phase == "Completed" {
 					break
@@ -163,7 +163,7 @@ func TestSystemWorkloads(t *testing.T) {
 			}
 			w.state.Children("log", func(m *fsm.Workload) bool {
 				if m.Demand.CPU != 250 || m.Content != changed.Content {
-					w.t.Fatalf("member %s was not updated", m.ID)
+					w.t.Fatalf("after the update member %s must have the new content, but has not", m.ID)
 				}
 				return true
 			})
@@ -177,7 +177,7 @@ func TestSystemWorkloads(t *testing.T) {
 			w.apply("log", system)
 			w.has("log", "log-a@a")
 			if of := w.get("log"); of.Reason.Code != fsm.CodeNotCreated || !strings.Contains(of.Reason.Message, "node b") {
-				w.t.Fatalf("the reason is %q: %q, want NotCreated with node b", of.Reason.Code, of.Reason.Message)
+				w.t.Fatalf("the reason of system workload is %q: %q, want NotCreated and a message that names node \"b\"", of.Reason.Code, of.Reason.Message)
 			}
 		},
 	} {
@@ -201,7 +201,7 @@ func TestMembersOfSystemWorkloadsHaveTheLimitsOfUsers(t *testing.T) {
 		}
 		made++
 		if h := c.GetHead(); h.GetNamespaceShare() != fsm.NamespaceShare || h.GetRoomReserve() != fsm.AdminReserve {
-			t.Errorf("the head has the shares %d and %d of the state", h.GetNamespaceShare(), h.GetRoomReserve())
+			t.Errorf("the head has the namespace share %d %% and the reserve %d %%, want those of a confined user", h.GetNamespaceShare(), h.GetRoomReserve())
 		}
 	}
 	if made == 0 {

@@ -117,16 +117,16 @@ func TestReconcileTable(t *testing.T) {
 					}
 					early := w.now + within
 					if got := w.does(early); got != want {
-						t.Fatalf("the order within %d s is %q, the table says %q", within/second, got, want)
+						t.Fatalf("the order that is given within %d s is %q, want %q as in the table", within/second, got, want)
 					}
 					if want == none && actual != fsm.ActualRunning && row.desired == "Running" {
 						// The apply limit ends the states Pending and Unknown.
 						if got := w.does(w.now + limit); got != start {
-							t.Fatalf("after the apply limit the order is %q, want a new start", got)
+							t.Fatalf("after the apply limit the order is %q, want an order to start again", got)
 						}
 					} else if want == none {
 						if got := w.does(w.now + 3600*second); got != none {
-							t.Fatalf("in an hour the order is %q, want none", got)
+							t.Fatalf("within an hour the order %q was given, want none", got)
 						}
 					}
 				})

@@ -43,7 +43,7 @@ func TestTaintsOfPeople(t *testing.T) {
 			w.settle()
 			w.on(t, "web", "a")
 			if x := w.get("new"); x.Node != "" || !strings.Contains(x.Reason.Message, "1 taint repair=disk") {
-				t.Errorf("workload new is on %q, reason %s, want it unplaced because of taint repair=disk", x.Node, x.Reason.Message)
+				t.Errorf("workload new is on node %q with reason %s, want it unplaced because of taint repair=disk", x.Node, x.Reason.Message)
 			}
 			w.taint("a", &commandv1.Taint{Key: "repair"})
 			w.settle()
@@ -58,7 +58,7 @@ func TestTaintsOfPeople(t *testing.T) {
 				w.on(t, "web", "a")
 				at := w.plan().WakeAt
 				if at <= w.now || at > set+30*second {
-					t.Fatalf("the planner must wake up within 30 s after the taint, but wakes %d ms after it", (at-set)/millisecond)
+					t.Fatalf("the planner must ask for a step within 30 s after the taint was set, but asks for one %d ms after it", (at-set)/millisecond)
 				}
 				w.now = at
 			}
@@ -122,7 +122,7 @@ func TestTaintsOfPeople(t *testing.T) {
 				w.step() // the agent of node a does not answer
 			}
 			if x := w.get("one"); x.Node != "" || x.Reason.Code != fsm.CodeAwaitStop {
-				t.Errorf("the exclusive workload is on %q, reason %+v, want it unplaced with the reason AwaitStop", x.Node, x.Reason)
+				t.Errorf("the exclusive workload is on node %q with reason %+v, want it unplaced with the reason AwaitStop", x.Node, x.Reason)
 			}
 			w.answer()
 			w.settle()

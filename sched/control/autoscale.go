@@ -20,7 +20,7 @@ type scaling struct {
 type scaledGroup struct {
 	window sched.ScaleWindow
 	last   sched.Autoscaled
-	asked  bool  // a Scale for the group is under way
+	asked  bool  // the effect Scale was issued for the group and is not answered yet
 	pause  int64 // after a refusal: earliest time of the next change, on the monotonic clock
 }
 

@@ -5,8 +5,8 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// balancing is the state of the rebalancing that the leader does without a request by a person. A new leader
-// needs none of it, because the records of the workloads have the times of their moves.
+// balancing is the leader's state for the moves that it makes without a request by a person. A new leader
+// starts without it: the records of the workloads have the times of their moves, so the limits still hold.
 type balancing struct {
 	busy bool
 	idle uint64 // index of the state in which the last search found no move

@@ -163,14 +163,14 @@ func TestHeartbeatIsAnsweredAfterAConfirm(t *testing.T) {
 			b.pass(time.Second)
 			first, _, _ := b.term.Lease("a")
 			call := b.beat(sched.Heartbeat{Node: "a"})
-			is(t, "the Term replies before the Confirm is answered", len(take[Reply](b)), 0)
+			is(t, "number of replies before the Confirm is answered", len(take[Reply](b)), 0)
 			b.step(Confirmed{ID: one[Confirm](b).ID, Err: c.answer})
 			r := one[Reply](b)
-			is(t, "call", r.Call, call)
-			is(t, "error", r.Err, c.err)
-			is(t, "duration", time.Duration(r.Lease.Duration), c.duration)
+			is(t, "call that the reply answers", r.Call, call)
+			is(t, "error in the reply", r.Err, c.err)
+			is(t, "duration of the lease", time.Duration(r.Lease.Duration), c.duration)
 			now, _, _ := b.term.Lease("a")
-			is(t, "extended", now > first, c.duration > 0)
+			is(t, "the end of the lease is later than before", now > first, c.duration > 0)
 		})
 	}
 }
@@ -186,9 +186,9 @@ func TestClockSetBeforeTheConfirm(t *testing.T) {
 			received := b.now.Wall + int64(step)
 			b.now.Wall += int64(step)
 			b.step(Confirmed{ID: one[Confirm](b).ID})
-			is(t, "duration", time.Duration(one[Reply](b).Lease.Duration), 10*time.Second)
+			is(t, "duration of the lease", time.Duration(one[Reply](b).Lease.Duration), 10*time.Second)
 			end, _, _ := b.term.Lease("a")
-			is(t, "lease of the leader", time.Duration(end-received), time.Duration(b.term.live.length(1)))
+			is(t, "time from the arrival of the heartbeat to the end of the lease that the leader stores", time.Duration(end-received), time.Duration(b.term.live.length(1)))
 		})
 	}
 }
@@ -207,12 +207,12 @@ func TestVolumesInHeartbeats(t *testing.T) {
 	}
 	got := beat()
 	if len(got) != 1 || got[0].Commands[0].GetReportVolumes() == nil {
-		t.Fatalf("the heartbeat led to the proposals %v, want its volumes", got)
+		t.Fatalf("after the heartbeat the leader proposed %v, want one command with the volumes of the heartbeat", got)
 	}
 	b.step(Updates{View: b.state, Changes: b.apply(got[0].Commands[0])})
 	b.step(Proposed{ID: got[0].ID})
 	take[Propose](b)
-	is(t, "proposals after the repeated report", len(beat()), 0)
+	is(t, "number of proposals after a heartbeat with the same volumes", len(beat()), 0)
 }
 
 func TestConfirmsInFlight(t *testing.T) {
@@ -222,13 +222,13 @@ func TestConfirmsInFlight(t *testing.T) {
 	first := one[Confirm](b)
 	b.pass(100 * time.Millisecond)
 	b.beat(sched.Heartbeat{Node: "b"})
-	is(t, "Confirms that were begun within the window", len(take[Confirm](b)), 0)
+	is(t, "number of Confirms that began within ConfirmEvery after the first", len(take[Confirm](b)), 0)
 	b.pass(100 * time.Millisecond)
 	second := one[Confirm](b)
 	b.step(Confirmed{ID: second.ID})
-	is(t, "heartbeats answered by the second Confirm", one[Reply](b).Call, Call(2))
+	is(t, "call that the second Confirm answers", one[Reply](b).Call, Call(2))
 	b.step(Confirmed{ID: first.ID, Err: errors.New("too late")})
-	is(t, "heartbeats answered by the first Confirm", one[Reply](b).Call, Call(1))
+	is(t, "call that the first Confirm answers, although it failed", one[Reply](b).Call, Call(1))
 }
 
 func TestAbandonedCallGetsTheOldLease(t *testing.T) {
@@ -237,11 +237,11 @@ func TestAbandonedCallGetsTheOldLease(t *testing.T) {
 	call := b.beat(sched.Heartbeat{Node: "a"})
 	end, _, _ := b.term.Lease("a")
 	b.step(Abandoned{Call: call})
-	is(t, "duration", one[Reply](b).Lease.Duration, 0)
+	is(t, "duration of the lease", one[Reply](b).Lease.Duration, 0)
 	b.step(Confirmed{ID: one[Confirm](b).ID})
-	is(t, "replies after the Confirm", len(take[Reply](b)), 0)
+	is(t, "number of replies to the abandoned call after the Confirm", len(take[Reply](b)), 0)
 	now, _, _ := b.term.Lease("a")
-	is(t, "lease", now, end)
+	is(t, "end of the lease after the abandoned call", now, end)
 }
 
 func TestLostTermAnswersEveryCaller(t *testing.T) {
@@ -251,10 +251,10 @@ func TestLostTermAnswersEveryCaller(t *testing.T) {
 	b.beat(sched.Heartbeat{Node: "b"})
 	b.step(Lost{})
 	for _, r := range take[Reply](b) {
-		is(t, "error", r.Err, ErrNotLeading)
+		is(t, "error in the reply", r.Err, ErrNotLeading)
 	}
 	b.beat(sched.Heartbeat{Node: "a"})
-	is(t, "effects after the term has ended", len(take[Reply](b)), 0)
+	is(t, "number of replies after the term has ended", len(take[Reply](b)), 0)
 }
 
 func TestOrdersInFlight(t *testing.T) {
@@ -264,12 +264,12 @@ func TestOrdersInFlight(t *testing.T) {
 		o := b.put("web")
 		b.order(o)
 		first := one[Deliver](b)
-		is(t, "epoch", first.Epoch, b.term.Epoch())
+		is(t, "epoch of the delivery", first.Epoch, b.term.Epoch())
 		b.term.enqueueOrders([]sched.Order{newer(o)})
 		b.step(Tick{})
-		is(t, "flights at once", len(take[Deliver](b)), 0)
+		is(t, "number of deliveries of the newer order while the older one is in flight", len(take[Deliver](b)), 0)
 		b.step(Delivered{ID: first.ID, Ack: sched.Ack{Accepted: true}})
-		is(t, "next order", one[Deliver](b).Order, newer(o))
+		is(t, "order that is delivered next", one[Deliver](b).Order, newer(o))
 	})
 	t.Run("an answer after the deadline is ignored", func(t *testing.T) {
 		b := lead(t, Settings{}, "a")
@@ -277,11 +277,11 @@ func TestOrdersInFlight(t *testing.T) {
 		b.order(o)
 		first := one[Deliver](b)
 		b.pass(11 * time.Second)
-		is(t, "tries", one[Undelivered](b).Try, 1)
+		is(t, "number of the try that missed its deadline", one[Undelivered](b).Try, 1)
 		b.step(Delivered{ID: first.ID, Ack: sched.Ack{Accepted: true}})
 		b.pass(time.Second)
 		for _, p := range take[Propose](b) {
-			is(t, "commits reports", p.Reports, 0)
+			is(t, "number of reports that the leader commits because of the late answer", p.Reports, 0)
 		}
 	})
 	t.Run("an order that waited for its turn needs another Confirm, and is dropped if the state no longer needs it", func(t *testing.T) {
@@ -292,14 +292,14 @@ func TestOrdersInFlight(t *testing.T) {
 		b.pass(2 * time.Second)
 		b.apply(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "a2", Force: true}}})
 		b.step(Delivered{ID: flight.ID, Ack: sched.Ack{Accepted: true}})
-		is(t, "deliveries without a Confirm", len(take[Deliver](b)), 0)
+		is(t, "number of deliveries before the Confirm", len(take[Deliver](b)), 0)
 		b.step(Confirmed{ID: one[Confirm](b).ID})
-		is(t, "deliveries of a withdrawn order", len(take[Deliver](b)), 0)
+		is(t, "number of deliveries of an order that the state no longer needs", len(take[Deliver](b)), 0)
 		b.pass(time.Second)
 		b.step(Confirmed{ID: one[Confirm](b).ID})
-		is(t, "delivered", one[Deliver](b).Order, third)
+		is(t, "order that is delivered after its Confirm", one[Deliver](b).Order, third)
 	})
-	t.Run("an order that was carried out before reports no end", func(t *testing.T) {
+	t.Run("the answer to an order that was carried out before does not say how the instance ended", func(t *testing.T) {
 		for _, c := range []struct{ state, want fsm.Actual }{
 			{fsm.ActualRunning, fsm.ActualRunning}, {fsm.ActualPending, fsm.ActualPending}, {fsm.ActualStopped, ""}, {fsm.ActualFailed, ""},
 		} {
@@ -313,16 +313,16 @@ func TestOrdersInFlight(t *testing.T) {
 					got = append(got, cmd.GetReport().GetReports()...)
 				}
 			}
-			is(t, "reports", len(got), 1)
-			is(t, "acknowledged", got[0].GetAcknowledged(), true)
+			is(t, "number of reports", len(got), 1)
+			is(t, "the report acknowledges the order", got[0].GetAcknowledged(), true)
 			is(t, "state after "+string(c.state), fsm.Actual(got[0].GetState()), c.want)
 		}
 	})
 	t.Run("the queue of a node is bounded", func(t *testing.T) {
 		b := lead(t, Settings{NodeQueue: 2, NodeParallel: 1}, "a")
 		b.order(b.put("a1"), b.put("a2"), b.put("a3"))
-		is(t, "orders held", b.term.Stats().Orders, 2)
-		is(t, "in flight", len(take[Deliver](b)), 1)
+		is(t, "number of orders that the dispatcher holds", b.term.Stats().Orders, 2)
+		is(t, "number of orders in flight", len(take[Deliver](b)), 1)
 	})
 }
 
@@ -338,15 +338,15 @@ func TestOutstandingOrders(t *testing.T) {
 		s := snapshot{outstanding: b.term.orders.outstanding.Copy()}
 		return s.Outstanding(o)
 	}
-	is(t, "outstanding before the order is given", outstanding(o), false)
+	is(t, "the order is outstanding before it is given", outstanding(o), false)
 	b.order(o)
-	is(t, "the order itself is outstanding", outstanding(o), true)
-	is(t, "an older order for the workload is outstanding", outstanding(at(-1)), true)
-	is(t, "a newer order for the workload is outstanding", outstanding(at(1)), false)
+	is(t, "the order is outstanding while it is in flight", outstanding(o), true)
+	is(t, "an older order for the same workload is outstanding", outstanding(at(-1)), true)
+	is(t, "a newer order for the same workload is outstanding", outstanding(at(1)), false)
 	b.term.enqueueOrders([]sched.Order{at(1)})
-	is(t, "the newer order that follows it is outstanding", outstanding(at(1)), true)
-	is(t, "busy", b.term.orders.busy("a", "web"), true)
-	is(t, "the order makes the workload busy on another node", b.term.orders.busy("b", "web"), false)
+	is(t, "the newer order is outstanding once it waits for the delivery in flight", outstanding(at(1)), true)
+	is(t, `workload "web" is busy on node "a", to which its order is sent`, b.term.orders.busy("a", "web"), true)
+	is(t, `workload "web" is busy on node "b", to which no order is sent`, b.term.orders.busy("b", "web"), false)
 }
 
 func TestReportsOfABatchAreBounded(t *testing.T) {
@@ -355,10 +355,10 @@ func TestReportsOfABatchAreBounded(t *testing.T) {
 	for i := range 25 {
 		r.add(&commandv1.WorkloadReport{Node: "a", Workload: fmt.Sprint(i)})
 	}
-	is(t, "first batch", len(r.take(10)), 10)
-	is(t, "second batch", len(r.take(10)), 10)
-	is(t, "third batch", len(r.take(10)), 5)
-	is(t, "fourth batch", len(r.take(10)), 0)
+	is(t, "number of reports in the first batch", len(r.take(10)), 10)
+	is(t, "number of reports in the second batch", len(r.take(10)), 10)
+	is(t, "number of reports in the third batch", len(r.take(10)), 5)
+	is(t, "number of reports in the fourth batch", len(r.take(10)), 0)
 }
 
 func TestLivenessKeepsTheNewerRecord(t *testing.T) {
@@ -366,26 +366,26 @@ func TestLivenessKeepsTheNewerRecord(t *testing.T) {
 	l.observe(&fsm.Node{ID: "a", Up: true, ModifyIndex: 5}, 100)
 	l.observe(&fsm.Node{ID: "a", Up: false, ModifyIndex: 4}, 101)
 	n, _ := l.nodes.Get("a")
-	is(t, "the node is up after an older change", n.up, true)
+	is(t, `node "a" is up after a record that is older than the last one`, n.up, true)
 	l.removed(&fsm.Node{ID: "a", ModifyIndex: 4})
 	_, ok := l.nodes.Get("a")
-	is(t, "the node is known after an older removal", ok, true)
+	is(t, `node "a" is known after a removal that is older than its last record`, ok, true)
 	l.removed(&fsm.Node{ID: "a", ModifyIndex: 5})
 	_, ok = l.nodes.Get("a")
-	is(t, "the node is known after its removal", ok, false)
-	is(t, "next expiry", l.snapshot(0, 0).nextExpiry, 0)
+	is(t, `node "a" is known after its removal`, ok, false)
+	is(t, "earliest end of a lease after the only node was removed", l.snapshot(0, 0).nextExpiry, 0)
 }
 
 func TestNodeBeingDeclaredLostIsGrantedNothing(t *testing.T) {
 	l := table()
 	l.observe(&fsm.Node{ID: "a", Up: true, ModifyIndex: 1}, 100)
-	is(t, "expired nodes", len(l.snapshot(110, 0).expired), 1)
+	is(t, "number of nodes whose lease has ended", len(l.snapshot(110, 0).expired), 1)
 	ok, _ := l.extend("a", 109)
-	is(t, "the lease is extended while the node is declared lost", ok, false)
+	is(t, "the lease is extended while the node is being declared lost", ok, false)
 	l.clearExpiring()
 	ok, _ = l.extend("a", 111)
-	is(t, "extended afterwards", ok, true)
-	is(t, "next expiry", l.snapshot(111, 0).nextExpiry, 121)
+	is(t, "the lease is extended after the node was not declared lost", ok, true)
+	is(t, "earliest end of a lease after the extension", l.snapshot(111, 0).nextExpiry, 121)
 }
 
 // table returns a liveness table whose leases last 10 ns.
@@ -411,8 +411,8 @@ func TestPauseDetectorShiftsDeadlines(t *testing.T) {
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			var p pauseDetector
-			is(t, "the first step", p.observe(Time{Wall: wall, Mono: 5}), 0)
-			is(t, "shift", time.Duration(p.observe(Time{Wall: wall + int64(c.wall), Mono: 5 + int64(c.ran)})), c.shift)
+			is(t, "shift of the deadlines by the first step", p.observe(Time{Wall: wall, Mono: 5}), 0)
+			is(t, "shift of the deadlines by the second step", time.Duration(p.observe(Time{Wall: wall + int64(c.wall), Mono: 5 + int64(c.ran)})), c.shift)
 		})
 	}
 }
@@ -426,15 +426,15 @@ func TestClockOffsetKeepsTheCache(t *testing.T) {
 		state := b.now.Wall + int64(50*time.Millisecond)
 		b.term.now = b.now
 		b.term.keepUp(state)
-		is(t, "the planner's time", b.term.planned(), state)
-		is(t, "the cache of the planner is dropped", b.term.plan.stale, false)
+		is(t, "time on the planner's clock", b.term.planned(), state)
+		is(t, "the planner's cache must be built again", b.term.plan.stale, false)
 	}
 }
 
 // The planner's clock runs at three quarters of its speed until the wall clock has caught up. If a
 // wrong wall clock is corrected, the planner's clock does not run ahead of the corrected one.
 func TestClockOffsetShrinks(t *testing.T) {
-	is(t, "unset", clockOffset{}.at(Time{Mono: int64(time.Hour)}), 0)
+	is(t, "offset of a clockOffset that was never set", clockOffset{}.at(Time{Mono: int64(time.Hour)}), 0)
 	o := clockOffset{planner: wall + int64(time.Hour), set: true}
 	for _, c := range []struct {
 		fact            string
@@ -469,8 +469,8 @@ func TestLeaseTermsGrowWithTheCluster(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("protocol %d, %d nodes", c.protocol, c.nodes), func(t *testing.T) {
 			interval, duration := s.leaseTerms(c.protocol, c.nodes)
-			is(t, "interval", interval, c.interval)
-			is(t, "duration", duration, c.duration)
+			is(t, "heartbeat interval", interval, c.interval)
+			is(t, "duration of the lease", duration, c.duration)
 		})
 	}
 }
@@ -494,7 +494,7 @@ func TestDriftOfADeletedOrphanIsClosedAtOnce(t *testing.T) {
 	b.apply(&commandv1.Command{Head: head, Body: &commandv1.Command_SetDrifts{SetDrifts: &commandv1.SetDrifts{Open: []*commandv1.Drift{orphan}}}})
 	b.apply(&commandv1.Command{Body: &commandv1.Command_DropOrphan{DropOrphan: &commandv1.DropOrphan{Node: "a", Workload: "ghost"}}})
 	left, ok := b.state.Residual("a", "ghost")
-	is(t, "the orphan is being deleted", ok, true)
+	is(t, `node "a" has a residual of the orphan`, ok, true)
 	b.step(Updates{View: b.state, Changes: b.apply(&commandv1.Command{Head: head, Body: &commandv1.Command_Report{Report: &commandv1.Report{
 		Reports: []*commandv1.WorkloadReport{{Node: "a", Workload: "ghost", Generation: fsm.GenerationPB(left.Generation), Gone: true}},
 	}}})})
@@ -506,8 +506,8 @@ func TestDriftOfADeletedOrphanIsClosedAtOnce(t *testing.T) {
 			closed = append(closed, c.GetSetDrifts().GetClosed()...)
 		}
 	}
-	is(t, "closed drifts", len(closed), 1)
-	is(t, "closed", closed[0].GetWorkload(), "ghost")
+	is(t, "number of drifts that the leader proposes to close", len(closed), 1)
+	is(t, "workload of the drift that the leader proposes to close", closed[0].GetWorkload(), "ghost")
 }
 
 // TestMovesUnderAChangedPolicy: the leader searches for moves only if the cluster's policy allows some, and drops the moves
@@ -520,7 +520,7 @@ func TestMovesUnderAChangedPolicy(t *testing.T) {
 			b.step(Updates{View: b.state, Changes: b.apply(&commandv1.Command{Body: &commandv1.Command_SetRebalancePolicy{SetRebalancePolicy: &commandv1.SetRebalancePolicy{Policy: p}}})})
 		}
 		b.pass(sched.BalanceEvery + time.Second)
-		is(t, "searches without a policy", len(take[Balance](b)), 0)
+		is(t, "number of searches for moves while the policy allows none", len(take[Balance](b)), 0)
 		set(10)
 		b.pass(sched.BalanceEvery + time.Second)
 		search := one[Balance](b)
@@ -534,12 +534,13 @@ func TestMovesUnderAChangedPolicy(t *testing.T) {
 				moves += len(c.GetMoveWorkloads().GetMoves())
 			}
 		}
-		is(t, "proposed", moves == 1, !changed)
+		is(t, "the leader proposes the move; it must not if the policy has changed since", moves == 1, !changed)
 	}
 }
 
-// TestExitOfAJobThatItsDeadlineEnded: the exit of a job that was ended while it ran is committed although the node is no
-// longer known to have the instance.
+// TestExitOfAJobThatItsDeadlineEnded: a job is ended by its deadline while its instance runs. The node
+// reports how the instance ended only after the state has dropped its residual. The leader commits the exit
+// all the same.
 func TestExitOfAJobThatItsDeadlineEnded(t *testing.T) {
 	b := lead(t, Settings{}, "a")
 	epoch := &commandv1.Head{Epoch: &commandv1.Epoch{Incarnation: 1, Term: 1}, At: wall, By: "leader"}
@@ -560,14 +561,14 @@ func TestExitOfAJobThatItsDeadlineEnded(t *testing.T) {
 		Reports: []*commandv1.WorkloadReport{{Node: "a", Workload: "j", Generation: fsm.GenerationPB(w.Generation), Gone: true}},
 	}}})
 	_, left := b.state.Residual("a", "j")
-	is(t, "the node is known to have the instance", left, false)
+	is(t, `node "a" has a residual of the job`, left, false)
 
 	node, _ := b.state.Node("a")
 	gone := sched.Reported{Workload: "j", Gone: true, Observation: fsm.Observation{Generation: w.Generation, Exit: &fsm.Exit{Code: 9}}}
 	rep := reportDiff(b.state, node, &gone)
-	is(t, "the exit is committed", rep.GetExit().GetCode(), 9)
+	is(t, "exit code in the report to commit", rep.GetExit().GetCode(), 9)
 	b.apply(&commandv1.Command{Head: epoch, Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{rep}}}})
 	w, _ = b.state.Workload("j")
-	is(t, "the exit is on the record", w.Result.Exit != nil && w.Result.Exit.Code == 9, true)
-	is(t, "the exit is committed again", reportDiff(b.state, node, &gone) != nil, false)
+	is(t, "the record of the job has the exit code 9", w.Result.Exit != nil && w.Result.Exit.Code == 9, true)
+	is(t, "a repeated report is committed again", reportDiff(b.state, node, &gone) != nil, false)
 }

@@ -21,10 +21,10 @@ type drifts struct {
 	second  btree.Map[string, secondLook] // for each node: its first comparison, whose new differences the second comparison must confirm
 }
 
-// secondLook keeps the result of a node's first comparison until the second comparison has
-// confirmed the new differences.
+// secondLook keeps the differences that the first comparison of a node has found, until the second comparison
+// of the node confirms or refutes them.
 type secondLook struct {
-	at    int64 // time of the first comparison, monotonic clock
+	at    int64 // monotonic time of the first comparison
 	found []sched.Difference
 }
 
@@ -37,8 +37,8 @@ const (
 	// time. It is recorded only if it still exists then. It is longer than an agent's report takes to reach the
 	// state.
 	lookAgain = 2 * time.Second
-	// forgetLook is the time after which a first comparison is dropped if its node did not answer a second
-	// time.
+	// forgetLook is the time after which the result of a first comparison is dropped, if the node has not
+	// answered the read for its second comparison.
 	forgetLook = time.Minute
 )
 
@@ -120,9 +120,8 @@ func slotOf(node string) uint32 {
 	return h.Sum32() % driftSpread
 }
 
-// lastHeard reports whether the agent at the endpoint of node n answers for n. If several node
-// records have the same endpoint (the ids in sharing), it answers for the node with the latest
-// heartbeat.
+// lastHeard reports whether the agent at the endpoint of node n works for n. Several node records may have
+// the same endpoint (the ids in sharing). The agent there works for the one with the latest heartbeat.
 func (t *Term) lastHeard(sharing []string, n *fsm.Node) bool {
 	_, mine, _ := t.Lease(n.ID)
 	for _, other := range sharing {

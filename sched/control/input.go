@@ -50,8 +50,8 @@ type Registered struct {
 	Node string
 }
 
-// Abandoned means that a caller no longer waits. The Term answers it with a Reply that has the old lease,
-// unless it has answered that call before.
+// Abandoned means that the caller of Call no longer waits for its Reply. If the Term has not sent the Reply
+// yet, it sends one that repeats the end of the lease before the call, without an extension.
 type Abandoned struct{ Call Call }
 
 // Planned is the answer to the effect Plan.

@@ -36,8 +36,8 @@ func (t *Term) beginConfirm() {
 }
 
 // heartbeat processes one heartbeat and answers it with the node's lease. The lease is extended only if
-// leadership is confirmed after the heartbeat arrived. Otherwise the answer repeats the old end of the lease,
-// with Duration 0.
+// leadership is confirmed after the heartbeat arrived. Otherwise the answer repeats the end of the lease
+// before this heartbeat, with Duration 0.
 func (t *Term) heartbeat(in Heartbeat) {
 	node, ok := t.view.Node(in.Beat.Node)
 	if !ok || node.Fenced {
@@ -92,8 +92,8 @@ func (t *Term) grant(call Call, node *fsm.Node) {
 	})
 }
 
-// abandoned is called when a caller no longer waits for a confirmed lease. It answers the call with
-// the old lease.
+// abandoned is called when a caller no longer waits for its lease to be confirmed. It answers the call with
+// the end of the lease before the call.
 func (t *Term) abandoned(call Call) {
 	if node, waits := t.calls.Delete(uint64(call)); waits {
 		t.reply(call, node, false)

@@ -33,7 +33,8 @@ func (k orderKey) less(o orderKey) bool {
 	return cmp.Or(cmp.Compare(k.node, o.node), cmp.Compare(k.workload, o.workload)) < 0
 }
 
-// latestOrder is the newest generation of an order for a workload that is queued or in flight to a node.
+// latestOrder is an entry of the index outstanding: for a workload and a node, the newest generation whose
+// order is queued, in flight or waits for another try.
 type latestOrder struct {
 	key        orderKey
 	generation fsm.Generation
@@ -295,7 +296,7 @@ func (t *Term) forget(e *entry) {
 	t.signal()
 }
 
-// asked reports whether the present state still needs order o, with the same generation.
+// asked reports whether the present state still asks for order o with the same generation.
 func asked(view fsm.View, o sched.Order) bool {
 	if view.Info().Mode.Frozen() {
 		return false

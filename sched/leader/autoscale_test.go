@@ -86,7 +86,7 @@ func (w *world) decision() sched.Autoscaled {
 	w.t.Helper()
 	d, ok := w.loop.AutoscaleOf("web")
 	if !ok {
-		w.t.Error("there must be a decision about the group, but is none")
+		w.t.Error("the leader must have made a decision about the group, but has made none")
 	}
 	return d
 }
@@ -106,12 +106,12 @@ func TestAutoscale(t *testing.T) {
 	inScaledWorld(t, func(w *world, _ *scaler) {
 		w.group(2)
 		w.load(3*time.Minute, 95)
-		is(t, "members under load", w.members(), 4)
-		is(t, "last change", strings.HasPrefix(w.decision().LastChange, "from 3 to 4: CPU use is 95 %"), true)
+		is(t, "number of members under load", w.members(), 4)
+		is(t, "LastChange of the decision says that the CPU use is 95 %", strings.HasPrefix(w.decision().LastChange, "from 3 to 4: CPU use is 95 %"), true)
 		w.load(4*time.Minute, 10)
-		is(t, "members after four minutes without load", w.members(), 4)
+		is(t, "number of members after four minutes without load", w.members(), 4)
 		w.load(90*time.Second, 10)
-		is(t, "members after five minutes", w.members(), 1)
+		is(t, "number of members after five minutes without load", w.members(), 1)
 		e := fsm.Event{}
 		w.view().Events(0, func(x *fsm.Event) bool {
 			if x.Type == fsm.EventGroupScaled {
@@ -119,8 +119,8 @@ func TestAutoscale(t *testing.T) {
 			}
 			return true
 		})
-		is(t, "event", strings.HasPrefix(e.Message, "web from 4 to 1: CPU use is 10 % of the request in 4 of 4 members, target 70 %"), true)
-		is(t, "caller", e.By, "autoscaler")
+		is(t, "the message of event GroupScaled gives the CPU use and the target", strings.HasPrefix(e.Message, "web from 4 to 1: CPU use is 10 % of the request in 4 of 4 members, target 70 %"), true)
+		is(t, "caller in the event", e.By, "autoscaler")
 	})
 }
 
@@ -131,12 +131,12 @@ func TestAutoscaleWithDeadMember(t *testing.T) {
 	inScaledWorld(t, func(w *world, _ *scaler) {
 		w.group(3)
 		w.load(6*time.Minute, 50)
-		is(t, "members", w.members(), 3)
+		is(t, "number of members of the group", w.members(), 3)
 		w.loadBut("web-0", failed, 10*time.Minute, 10)
-		is(t, "members without load", w.members(), 3)
-		is(t, "reason", strings.HasSuffix(w.decision().Reason, "no change while web-0 is not available"), true)
+		is(t, "number of members without load", w.members(), 3)
+		is(t, "the reason of the decision says that web-0 is not available", strings.HasSuffix(w.decision().Reason, "no change while web-0 is not available"), true)
 		w.loadBut("web-0", failed, time.Minute, 100)
-		is(t, "members under load", w.members(), 4)
+		is(t, "number of members under load", w.members(), 4)
 	})
 }
 
@@ -149,8 +149,8 @@ func TestAutoscaleAfterApplies(t *testing.T) {
 			w.load(9*time.Second, 50)
 			w.group(2, func(p *commandv1.WorkloadPut) { p.CallerRevision = strconv.Itoa(i) })
 		}
-		is(t, "measured members", w.decision().Measured, 2)
-		is(t, "writes", w.workload("web-0").UpdatedAt > w.workload("web-0").AssignedAt+int64(time.Minute), true)
+		is(t, "number of members whose CPU use the decision counts", w.decision().Measured, 2)
+		is(t, `the applies have changed UpdatedAt of member "web-0"`, w.workload("web-0").UpdatedAt > w.workload("web-0").AssignedAt+int64(time.Minute), true)
 	})
 }
 
@@ -164,9 +164,9 @@ func TestAutoscaleInNewTerm(t *testing.T) {
 		w.log.set(func(l *fakeLog) { l.term++ })
 		w.lead()
 		w.load(4*time.Minute, 10)
-		is(t, "members after four minutes in each term", w.members(), 4)
+		is(t, "number of members after four minutes in each term", w.members(), 4)
 		w.load(2*time.Minute, 10)
-		is(t, "members after six minutes", w.members(), 1)
+		is(t, "number of members after six minutes in one term", w.members(), 1)
 	})
 }
 
@@ -186,8 +186,8 @@ func TestAutoscaleIgnoresStaleMeasurements(t *testing.T) {
 			})
 			w.beat(hb)
 		}
-		is(t, "members", w.members(), 4)
-		is(t, "reason", w.decision().Reason, "no ready member has a measured CPU use")
+		is(t, "number of members of the group", w.members(), 4)
+		is(t, "reason of the decision", w.decision().Reason, "no ready member has a measured CPU use")
 	})
 }
 
@@ -198,14 +198,14 @@ func TestAutoscaleRefused(t *testing.T) {
 		w.group(2)
 		s.refuse.Store(true)
 		w.load(3*time.Minute, 95)
-		is(t, "members", w.members(), 2)
-		is(t, "the reason has the refusal", strings.HasSuffix(w.decision().Reason, "the change to 3 was refused: over the quota"), true)
+		is(t, "number of members of the group", w.members(), 2)
+		is(t, "the reason of the decision has the refusal", strings.HasSuffix(w.decision().Reason, "the change to 3 was refused: over the quota"), true)
 		if n := s.calls.Load(); n < 2 || n > 3 {
 			t.Errorf("the leader tried %d times in three minutes, want one try a minute", n)
 		}
 		s.refuse.Store(false)
 		w.load(3*time.Minute, 95)
-		is(t, "members when it is allowed", w.members(), 4)
+		is(t, "number of members after the change was allowed", w.members(), 4)
 	})
 }
 
@@ -216,11 +216,11 @@ func TestAutoscaleWaits(t *testing.T) {
 		name, reason string
 		block        func(*world)
 	}{
-		{"the mode is frozen", "mode degraded", func(w *world) { w.mode(fsm.ModeDegraded) }},
-		{"a member is stopped", "web-1 is stopped", func(w *world) {
+		{"the number of members does not change in a frozen mode", "mode degraded", func(w *world) { w.mode(fsm.ModeDegraded) }},
+		{"the number of members does not change while a member is stopped", "web-1 is stopped", func(w *world) {
 			w.do(&commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: "web-1", Desired: "Stopped"}}})
 		}},
-		{"an update is paused", "waits for the end of the update", func(w *world) {
+		{"the number of members does not change while an update is paused", "waits for the end of the update", func(w *world) {
 			b := &commandv1.PutWorkloads{GroupOf: "web", Update: &commandv1.UpdatePolicy{MaxParallel: 1, MinHealthy: int64(time.Second), HealthyDeadline: int64(time.Minute)}}
 			for _, m := range fsm.Members(w.view(), "web") {
 				p := m.AsPut()
@@ -237,8 +237,8 @@ func TestAutoscaleWaits(t *testing.T) {
 				w.load(12*time.Second, 95) // the first decision is due after sched.ScaleEvery, 15 s
 				c.block(w)
 				w.load(3*time.Minute, 95)
-				is(t, "members", w.members(), 2)
-				is(t, "reason", strings.Contains(w.decision().Reason, c.reason), true)
+				is(t, "number of members of the group", w.members(), 2)
+				is(t, "the reason of the decision says why nothing is changed", strings.Contains(w.decision().Reason, c.reason), true)
 			})
 		})
 	}

@@ -47,19 +47,19 @@ func TestOrdersAreDelivered(t *testing.T) {
 			w.put("web", on("a"))
 			w.pass(3 * time.Second)
 			got := w.agents.got("a")
-			is(t, "deliveries", len(got), 1)
-			is(t, "epoch", got[0].epoch, w.epoch())
-			is(t, "generation", got[0].Generation, w.workload("web").Generation)
-			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+			is(t, "number of deliveries to the agent", len(got), 1)
+			is(t, "epoch of the delivery", got[0].epoch, w.epoch())
+			is(t, "generation of the delivery", got[0].Generation, w.workload("web").Generation)
+			is(t, `the order of workload "web" is acknowledged`, w.workload("web").Acknowledged, true)
 		}},
 		{"nothing is delivered without a Confirm", func(t *testing.T, w *world) {
 			w.log.set(func(l *fakeLog) { l.deaf = errNotLeader })
 			w.put("web", on("a"))
 			w.pass(3 * time.Second)
-			is(t, "deliveries", len(w.agents.got("a")), 0)
+			is(t, "number of deliveries to agent a", len(w.agents.got("a")), 0)
 			w.log.set(func(l *fakeLog) { l.deaf = nil })
 			w.pass(time.Second)
-			is(t, "deliveries after a Confirm", len(w.agents.got("a")), 1)
+			is(t, "number of deliveries to agent a after a Confirm", len(w.agents.got("a")), 1)
 		}},
 		{"nothing is delivered again without a Confirm", func(t *testing.T, w *world) {
 			w.agents.on("a", broken)
@@ -68,7 +68,7 @@ func TestOrdersAreDelivered(t *testing.T) {
 			w.log.set(func(l *fakeLog) { l.deaf = errNotLeader })
 			before := len(w.agents.got("a"))
 			w.pass(5 * time.Second)
-			is(t, "deliveries", len(w.agents.got("a"))-before, 0)
+			is(t, "number of new deliveries to agent a", len(w.agents.got("a"))-before, 0)
 		}},
 		{"a refusal is final and recorded", func(t *testing.T, w *world) {
 			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) {
@@ -76,8 +76,8 @@ func TestOrdersAreDelivered(t *testing.T) {
 			})
 			w.put("web", on("a"))
 			w.pass(2 * time.Second)
-			is(t, "deliveries", len(w.agents.got("a")), 1)
-			is(t, "status", w.workload("web").Status, fsm.StatusFailed)
+			is(t, "number of deliveries to agent a", len(w.agents.got("a")), 1)
+			is(t, `status of workload "web"`, w.workload("web").Status, fsm.StatusFailed)
 		}},
 		{"an order that could not be delivered is given again with a growing pause", func(t *testing.T, w *world) {
 			w.agents.on("a", broken)
@@ -87,11 +87,11 @@ func TestOrdersAreDelivered(t *testing.T) {
 			// Expected deliveries: after 0, 100, 300, 700 and 1500 ms. Each planning step adds some time, so
 			// the last one may be missing.
 			if len(got) < 4 || len(got) > 5 {
-				t.Fatalf("the order was delivered %d times in 3 s, want 4 or 5", len(got))
+				t.Fatalf("the order that fails was delivered %d times in 3 s, want 4 or 5", len(got))
 			}
 			for i := 2; i < len(got); i++ {
 				if a, b := got[i-1].at.Sub(got[i-2].at), got[i].at.Sub(got[i-1].at); b < a*3/2 {
-					t.Errorf("pause %d is %s after %s, want about twice as long", i, b, a)
+					t.Errorf("pause %d between two deliveries is %s and the one before it %s, want it about twice as long", i, b, a)
 				}
 			}
 		}},
@@ -103,7 +103,7 @@ func TestOrdersAreDelivered(t *testing.T) {
 			if n := len(got); n < 12 {
 				t.Errorf("the order was delivered %d times in a minute, want one try in 5 s", n)
 			}
-			is(t, "reason", w.workload("web").Reason.Code, fsm.CodeDispatchFailed)
+			is(t, `reason code of workload "web"`, w.workload("web").Reason.Code, fsm.CodeDispatchFailed)
 		}},
 		{"an order is delivered once its agent is back", func(t *testing.T, w *world) {
 			w.agents.on("a", broken)
@@ -111,7 +111,7 @@ func TestOrdersAreDelivered(t *testing.T) {
 			w.pass(time.Second)
 			w.agents.on("a", nil)
 			w.pass(2 * time.Second)
-			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+			is(t, `the order of workload "web" is acknowledged`, w.workload("web").Acknowledged, true)
 		}},
 		{"an order that the agent refused because of a newer epoch is given again", func(t *testing.T, w *world) {
 			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) {
@@ -119,8 +119,8 @@ func TestOrdersAreDelivered(t *testing.T) {
 			})
 			w.put("web", on("a"))
 			w.pass(2 * time.Second)
-			is(t, "acknowledged", w.workload("web").Acknowledged, false)
-			is(t, "tried again", len(w.agents.got("a")) > 1, true)
+			is(t, `the order of workload "web" is acknowledged`, w.workload("web").Acknowledged, false)
+			is(t, "the order is delivered again", len(w.agents.got("a")) > 1, true)
 		}},
 		{"only one order for a workload is in flight at a time, and a newer one follows it", func(t *testing.T, w *world) {
 			release := make(chan bool)
@@ -133,14 +133,14 @@ func TestOrdersAreDelivered(t *testing.T) {
 			first := w.workload("web").Generation
 			w.put("web", on("a"))
 			w.pass(500 * time.Millisecond)
-			is(t, "flying", len(w.agents.got("a")), 1)
+			is(t, "number of deliveries to agent a", len(w.agents.got("a")), 1)
 			close(release)
 			w.pass(500 * time.Millisecond)
 			got := w.agents.got("a")
-			is(t, "deliveries", len(got), 2)
-			is(t, "first", got[0].Generation, first)
-			is(t, "second", got[1].Generation, w.workload("web").Generation)
-			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+			is(t, "number of deliveries to the agent", len(got), 2)
+			is(t, "generation of the first delivery", got[0].Generation, first)
+			is(t, "generation of the second delivery", got[1].Generation, w.workload("web").Generation)
+			is(t, `the order of workload "web" is acknowledged`, w.workload("web").Acknowledged, true)
 		}},
 		{"a newer order does not wait for the backoff of an older one", func(t *testing.T, w *world) {
 			w.agents.on("a", broken)
@@ -150,7 +150,7 @@ func TestOrdersAreDelivered(t *testing.T) {
 			before := len(w.agents.got("a"))
 			w.put("web", on("a"))
 			w.pass(300 * time.Millisecond)
-			is(t, "delivered at once", len(w.agents.got("a"))-before, 1)
+			is(t, "number of deliveries of the newer order within 300 ms", len(w.agents.got("a"))-before, 1)
 		}},
 		{"a withdrawn order is not given again", func(t *testing.T, w *world) {
 			w.agents.on("a", broken)
@@ -174,10 +174,10 @@ func TestOrdersAreDelivered(t *testing.T) {
 			w.settle()
 			before := len(w.agents.got("a"))
 			w.alive(20*time.Second, "a")
-			is(t, "deliveries", len(w.agents.got("a"))-before, 0)
+			is(t, "number of new deliveries to agent a", len(w.agents.got("a"))-before, 0)
 			w.mode(fsm.ModeNormal)
 			w.pass(time.Second)
-			is(t, "deliveries after the frozen mode", len(w.agents.got("a")) > before, true)
+			is(t, "agent a gets deliveries after the frozen mode", len(w.agents.got("a")) > before, true)
 		}},
 		{"a dead node delays no other node", func(t *testing.T, w *world) {
 			w.agents.on("a", dead)
@@ -187,10 +187,10 @@ func TestOrdersAreDelivered(t *testing.T) {
 			w.pass(500 * time.Millisecond)
 			w.put("web", on("b"))
 			w.pass(500 * time.Millisecond)
-			is(t, "node b runs its workload", w.workload("web").Acknowledged, true)
+			is(t, `the order of workload "web" for node "b" is acknowledged`, w.workload("web").Acknowledged, true)
 			w.agents.mu.Lock()
 			defer w.agents.mu.Unlock()
-			is(t, "in flight to a", w.agents.most["a"], 4)
+			is(t, `largest number of orders in flight to node "a"`, w.agents.most["a"], 4)
 		}},
 		{"a node whose deliveries fail gets one order at a time", func(t *testing.T, w *world) {
 			w.agents.on("a", dead)
@@ -200,22 +200,22 @@ func TestOrdersAreDelivered(t *testing.T) {
 			w.alive(15*time.Second, "a") // the first four orders have reached their deadline
 			w.agents.mu.Lock()
 			defer w.agents.mu.Unlock()
-			is(t, "in flight to a", w.agents.flying["a"], 1)
+			is(t, `number of orders in flight to node "a"`, w.agents.flying["a"], 1)
 		}},
 		{"an order that waited in a queue needs another Confirm", func(t *testing.T, w *world) {
 			w.crowd(10)
 			w.log.set(func(l *fakeLog) { l.deaf = errNotLeader })
 			w.pass(5 * time.Second)
-			is(t, "set out", len(w.agents.got("a")), 4)
+			is(t, "number of deliveries to agent a", len(w.agents.got("a")), 4)
 			w.log.set(func(l *fakeLog) { l.deaf = nil })
 			w.alive(30*time.Second, "a")
-			is(t, "workloads whose order was not delivered", w.view().StatusCount(fsm.StatusScheduled), 0)
+			is(t, "number of workloads whose order was not acknowledged", w.view().StatusCount(fsm.StatusScheduled), 0)
 		}},
 		{"an order that waited in a queue is not delivered in a frozen mode", func(t *testing.T, w *world) {
 			w.crowd(10)
 			w.mode(fsm.ModeDegraded)
 			w.pass(5 * time.Second)
-			is(t, "set out", len(w.agents.got("a")), 4)
+			is(t, "number of deliveries to agent a", len(w.agents.got("a")), 4)
 		}},
 		{"every delivery has a deadline", func(t *testing.T, w *world) {
 			var took atomic.Int64
@@ -227,7 +227,7 @@ func TestOrdersAreDelivered(t *testing.T) {
 			})
 			w.put("web", on("a"))
 			w.alive(12*time.Second, "a")
-			is(t, "longest flight", time.Duration(took.Load()), 10*time.Second)
+			is(t, "longest time that one delivery took", time.Duration(took.Load()), 10*time.Second)
 		}},
 		{"a delete is ordered again until the node reports the workload gone", func(t *testing.T, w *world) {
 			w.put("web", on("a"))
@@ -245,11 +245,11 @@ func TestOrdersAreDelivered(t *testing.T) {
 				}
 			}
 			if n < 2 || n > 3 {
-				t.Errorf("%d deletes in 2.5 s, want one a second", n)
+				t.Errorf("the delete was ordered %d times in 2.5 s, want once a second", n)
 			}
 			gone.Store(true)
 			w.pass(2 * time.Second)
-			is(t, "workloads", w.view().WorkloadCount(), 0)
+			is(t, "number of workloads in the state", w.view().WorkloadCount(), 0)
 		}},
 		{"deletes that do not end delay no other order and are sent with growing pauses", func(t *testing.T, w *world) {
 			for i := range 8 {
@@ -274,17 +274,17 @@ func TestOrdersAreDelivered(t *testing.T) {
 			before := deletes()
 			w.alive(30*time.Second, "a")
 			if n := deletes() - before; n < 8*5 || n > 8*7 {
-				t.Errorf("%d deletes of 8 workloads in the second half minute, want one every 5 s", n)
+				t.Errorf("in the second half minute, deletes of 8 workloads were ordered %d times, want one order every 5 s for each", n)
 			}
 			w.put("web", on("a"))
 			w.pass(500 * time.Millisecond)
-			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+			is(t, `the order of workload "web" is acknowledged`, w.workload("web").Acknowledged, true)
 			w.put("stuck-0", on("a")) // the workload stuck-0 was deleted with --force
 			w.pass(500 * time.Millisecond)
-			is(t, "the order for a workload that was deleted by force and applied again", w.workload("stuck-0").Acknowledged, true)
+			is(t, `the order of workload "stuck-0" is acknowledged, although its former instance is not removed`, w.workload("stuck-0").Acknowledged, true)
 			w.put("stuck-1", on("a"))
 			w.pass(500 * time.Millisecond)
-			is(t, "a workload that was deleted and applied again waits until the former instance is gone", w.workload("stuck-1").Reason.Code, fsm.CodeAwaitStop)
+			is(t, `reason code of workload "stuck-1", which was applied again while its former instance is not removed`, w.workload("stuck-1").Reason.Code, fsm.CodeAwaitStop)
 		}},
 		{"an order lost with its leadership term is given by the next leader", func(t *testing.T, w *world) {
 			w.agents.on("a", dead)
@@ -295,9 +295,9 @@ func TestOrdersAreDelivered(t *testing.T) {
 			w.log.set(func(l *fakeLog) { l.term++ })
 			w.lead()
 			w.pass(time.Second)
-			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+			is(t, `the order of workload "web" is acknowledged`, w.workload("web").Acknowledged, true)
 			got := w.agents.got("a")
-			is(t, "epoch", got[len(got)-1].epoch, fsm.Epoch{Incarnation: 1, Term: 2})
+			is(t, "epoch of the last delivery", got[len(got)-1].epoch, fsm.Epoch{Incarnation: 1, Term: 2})
 		}},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
@@ -318,7 +318,7 @@ func TestQueuesAreBounded(t *testing.T) {
 			w.put(fmt.Sprintf("a%d", i))
 		}
 		w.pass(time.Second)
-		is(t, "orders held", w.loop.Stats().Orders, 10)
+		is(t, "number of orders that the dispatcher holds", w.loop.Stats().Orders, 10)
 		w.agents.on("a", nil)
 		w.alive(20*time.Second, "a")
 		w.view().Workloads("", func(wl *fsm.Workload) bool {
@@ -344,7 +344,7 @@ func TestFlightsAreBoundedInAll(t *testing.T) {
 		w.pass(3 * time.Second)
 		w.agents.mu.Lock()
 		defer w.agents.mu.Unlock()
-		is(t, "most orders in flight at the same time", w.agents.peak, 5)
+		is(t, "largest number of orders in flight at the same time", w.agents.peak, 5)
 	}, func(c *Config) { c.Parallel = 5 })
 }
 
@@ -382,20 +382,20 @@ func TestLoopPlansAgainWhenNeeded(t *testing.T) {
 			w.log.set(func(l *fakeLog) { l.fail = errUnknown })
 			w.put("web")
 			w.pass(300 * time.Millisecond)
-			is(t, "the workload was placed although the outcome of the command was unknown", w.workload("web").Node, "a")
+			is(t, `node of workload "web", whose placement was applied although its outcome was unknown`, w.workload("web").Node, "a")
 			w.log.set(func(l *fakeLog) { l.fail = nil })
 			w.pass(time.Second)
-			is(t, "acknowledged", w.workload("web").Acknowledged, true)
-			is(t, "placed once", w.log.count("assign"), 1)
+			is(t, `the order of workload "web" is acknowledged`, w.workload("web").Acknowledged, true)
+			is(t, "number of assign commands in the log", w.log.count("assign"), 1)
 		}},
 		{"a command that was not committed is proposed again", func(t *testing.T, w *world) {
 			w.log.set(func(l *fakeLog) { l.fail = errors.New("busy") })
 			w.put("web")
 			w.pass(300 * time.Millisecond)
-			is(t, "placed", w.workload("web").Node, "")
+			is(t, `node of workload "web" while no command can be committed`, w.workload("web").Node, "")
 			w.log.set(func(l *fakeLog) { l.fail = nil })
 			w.pass(300 * time.Millisecond)
-			is(t, "placed", w.workload("web").Node, "a")
+			is(t, `node of workload "web" once commands can be committed`, w.workload("web").Node, "a")
 		}},
 		{"the leader plans again at the WakeAt of the step", func(t *testing.T, w *world) {
 			w.put("web")
@@ -405,11 +405,11 @@ func TestLoopPlansAgainWhenNeeded(t *testing.T) {
 			w.beat(sched.Heartbeat{Node: "a", Reports: []sched.Reported{r}})
 			w.pass(200 * time.Millisecond)
 			next := time.Duration(w.workload("web").Retry.NextAt - time.Now().UnixNano())
-			is(t, "a retry is due", next > 0, true)
+			is(t, `a retry of workload "web" is scheduled`, next > 0, true)
 			w.beat(sched.Heartbeat{Node: "a"})
 			before := w.workload("web").Generation
 			w.pass(next + 50*time.Millisecond)
-			is(t, "given again", before.Less(w.workload("web").Generation), true)
+			is(t, `the retry gives workload "web" a newer generation`, before.Less(w.workload("web").Generation), true)
 		}},
 		{"after the feed was lost, the leader starts again from a view", func(t *testing.T, w *world) {
 			w.log.st.Restore(w.log.last)
@@ -418,7 +418,7 @@ func TestLoopPlansAgainWhenNeeded(t *testing.T) {
 			w.settle()
 			w.log.st.Restore(w.log.last)
 			w.pass(time.Second)
-			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+			is(t, `the order of workload "web" is acknowledged`, w.workload("web").Acknowledged, true)
 		}},
 		{"nodes registered while the feed was lost have a lease, removed ones have none", func(t *testing.T, w *world) {
 			w.log.set(func(l *fakeLog) {
@@ -437,7 +437,7 @@ func TestLoopPlansAgainWhenNeeded(t *testing.T) {
 			})
 			w.settle()
 			_, _, ok := w.loop.LeaseOf("a")
-			is(t, "the removed node has a lease", ok, false)
+			is(t, `the removed node "a" has a lease`, ok, false)
 			about(t, "time to the end of the new node's lease", w.expires("z"), 10*time.Second)
 		}},
 		{"an idle leader proposes and confirms nothing", func(t *testing.T, w *world) {
@@ -447,8 +447,8 @@ func TestLoopPlansAgainWhenNeeded(t *testing.T) {
 			w.pass(2 * time.Second)
 			index, confirms := w.view().Info().Index, w.log.confirmed()
 			w.pass(5 * time.Second)
-			is(t, "index", w.view().Info().Index, index)
-			is(t, "confirms", w.log.confirmed(), confirms)
+			is(t, "log index of the state", w.view().Info().Index, index)
+			is(t, "number of confirmations of the leadership", w.log.confirmed(), confirms)
 		}},
 		{"the term ends promptly while all calls hang", func(t *testing.T, w *world) {
 			w.agents.on("a", dead)
@@ -459,8 +459,8 @@ func TestLoopPlansAgainWhenNeeded(t *testing.T) {
 			w.pass(time.Second)
 			began := time.Now()
 			w.resign()
-			is(t, "time to end", time.Since(began), 0)
-			is(t, "leading", w.loop.Leading(), false)
+			is(t, "time that the end of the term took", time.Since(began), 0)
+			is(t, "the replica leads", w.loop.Leading(), false)
 		}},
 		{"the term ends after the store was closed", func(t *testing.T, w *world) {
 			w.log.st.Close()

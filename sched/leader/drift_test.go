@@ -52,7 +52,7 @@ func TestDriftRounds(t *testing.T) {
 			w.put("web")
 			w.beat(sched.Heartbeat{Node: "a"})
 			w.pass(300 * time.Millisecond)
-			is(t, "status", w.workload("web").Status, fsm.StatusRunning)
+			is(t, `status of workload "web"`, w.workload("web").Status, fsm.StatusRunning)
 			w.has(f, "a", "web")
 			fn(w)
 		}, with(f), each(interval))
@@ -66,8 +66,8 @@ func TestDriftRounds(t *testing.T) {
 			if n := len(f.listed("a")); n < 5 || n > 7 {
 				t.Errorf("the node was read %d times in 6 drift intervals, want 5 to 7", n)
 			}
-			is(t, "entries", len(w.log.entries)-entries, 0)
-			is(t, "drifts", len(w.drifts()), 0)
+			is(t, "number of new log entries", len(w.log.entries)-entries, 0)
+			is(t, "number of open drifts", len(w.drifts()), 0)
 		})
 	})
 	t.Run("an orphan is recorded after a second comparison, not touched, and closed when it is gone", func(t *testing.T) {
@@ -76,13 +76,13 @@ func TestDriftRounds(t *testing.T) {
 			f.put("a", is0(fsm.ActualRunning, "ghost"))
 			orders := len(w.agents.got("a"))
 			w.alive(interval+3*time.Second, "a")
-			is(t, "drifts", fmt.Sprint(w.drifts()), "[a ghost orphan_on_agent]")
+			is(t, "open drifts", fmt.Sprint(w.drifts()), "[a ghost orphan_on_agent]")
 			w.alive(10*interval, "a")
-			is(t, "commands", w.log.count("set_drifts"), 1)
-			is(t, "orders", len(w.agents.got("a"))-orders, 0)
+			is(t, "number of set_drifts commands in the log", w.log.count("set_drifts"), 1)
+			is(t, "number of orders to the node because of the orphan", len(w.agents.got("a"))-orders, 0)
 			f.drop("a", "ghost")
 			w.alive(interval+3*time.Second, "a")
-			is(t, "drifts", len(w.drifts()), 0)
+			is(t, "number of open drifts", len(w.drifts()), 0)
 		})
 	})
 	t.Run("an orphan that a person deletes is deleted", func(t *testing.T) {
@@ -97,9 +97,9 @@ func TestDriftRounds(t *testing.T) {
 			w.do(&commandv1.Command{Body: &commandv1.Command_DropOrphan{DropOrphan: &commandv1.DropOrphan{Node: "a", Workload: "ghost"}}})
 			w.pass(time.Second)
 			got := w.agents.got("a")
-			is(t, "order", got[len(got)-1].Workload, "ghost")
+			is(t, "workload of the last order", got[len(got)-1].Workload, "ghost")
 			w.alive(interval+3*time.Second, "a")
-			is(t, "drifts", len(w.drifts()), 0)
+			is(t, "number of open drifts", len(w.drifts()), 0)
 		})
 	})
 	t.Run("a missing workload is ordered again after the grace", func(t *testing.T) {
@@ -107,9 +107,9 @@ func TestDriftRounds(t *testing.T) {
 		steady(t, f, func(w *world) {
 			f.drop("a", "web")
 			w.alive(interval+3*time.Second, "a")
-			is(t, "drifts", fmt.Sprint(w.drifts()), "[a web missing_on_agent]")
-			is(t, "state", w.workload("web").Actual.State, fsm.ActualMissing)
-			is(t, "attempts", w.workload("web").Retry.Attempts, int32(0))
+			is(t, "open drifts", fmt.Sprint(w.drifts()), "[a web missing_on_agent]")
+			is(t, `reported state of workload "web"`, w.workload("web").Actual.State, fsm.ActualMissing)
+			is(t, `number of counted failures of workload "web"`, w.workload("web").Retry.Attempts, int32(0))
 			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) {
 				w.has(f, "a", "web")
 				return sched.Ack{Accepted: true, State: fsm.ActualRunning}, nil
@@ -117,8 +117,8 @@ func TestDriftRounds(t *testing.T) {
 			w.alive(15*time.Second+interval, "a")
 			w.has(f, "a", "web")
 			w.alive(interval+3*time.Second, "a")
-			is(t, "status", w.workload("web").Status, fsm.StatusRunning)
-			is(t, "drifts", len(w.drifts()), 0)
+			is(t, `status of workload "web"`, w.workload("web").Status, fsm.StatusRunning)
+			is(t, "number of open drifts", len(w.drifts()), 0)
 		})
 	})
 	t.Run("a changed state is committed", func(t *testing.T) {
@@ -128,7 +128,7 @@ func TestDriftRounds(t *testing.T) {
 			w.alive(interval+3*time.Second, "a")
 			w.pass(time.Second)
 			if got := w.workload("web"); got.Actual.State != fsm.ActualFailed && got.Retry.Attempts == 0 {
-				t.Errorf("the committed record of the workload is %+v, want the reported failure", got)
+				t.Errorf("the state of workload web in the record is %+v, want the failure that the node lists", got)
 			}
 		})
 	})
@@ -138,11 +138,11 @@ func TestDriftRounds(t *testing.T) {
 			before := w.workload("web").Generation
 			w.has(f, "a", "web", func(r *sched.Reported) { r.Revision = "c1-other" })
 			w.alive(interval+3*time.Second, "a")
-			is(t, "drifts", fmt.Sprint(w.drifts()), "[a web revision_mismatch]")
-			is(t, "newer", before.Less(w.workload("web").Generation), true)
+			is(t, "open drifts", fmt.Sprint(w.drifts()), "[a web revision_mismatch]")
+			is(t, "the workload has a newer generation than before", before.Less(w.workload("web").Generation), true)
 			w.has(f, "a", "web")
 			w.alive(interval+3*time.Second, "a")
-			is(t, "drifts", len(w.drifts()), 0)
+			is(t, "number of open drifts", len(w.drifts()), 0)
 		})
 	})
 	t.Run("a difference that ends before the second comparison is not recorded", func(t *testing.T) {
@@ -154,7 +154,7 @@ func TestDriftRounds(t *testing.T) {
 			}
 			f.drop("a", "ghost")
 			w.alive(2*interval, "a")
-			is(t, "commands", w.log.count("set_drifts"), 0)
+			is(t, "number of set_drifts commands in the log", w.log.count("set_drifts"), 0)
 		})
 	})
 	t.Run("a node that does not answer closes no drift", func(t *testing.T) {
@@ -166,7 +166,7 @@ func TestDriftRounds(t *testing.T) {
 			f.fail["a"] = errors.New("connection refused")
 			f.mu.Unlock()
 			w.alive(2*interval, "a")
-			is(t, "drifts", len(w.drifts()), 1)
+			is(t, "number of open drifts", len(w.drifts()), 1)
 		})
 	})
 	t.Run("no node is read in a frozen mode", func(t *testing.T) {
@@ -175,7 +175,7 @@ func TestDriftRounds(t *testing.T) {
 			w.mode(fsm.ModeDegraded)
 			n := len(f.listed("a"))
 			w.alive(3*interval, "a")
-			is(t, "asked", len(f.listed("a"))-n, 0)
+			is(t, "number of reads of the node in a frozen mode", len(f.listed("a"))-n, 0)
 		})
 	})
 	t.Run("each task of an agent becomes one event", func(t *testing.T) {
@@ -183,7 +183,7 @@ func TestDriftRounds(t *testing.T) {
 		f.acts = []*commandv1.AgentAction{{TaskId: "t2", Workload: "web", Status: "running"}, {TaskId: "t1", Workload: "web", Status: "completed", EndedAt: 7}}
 		steady(t, f, func(w *world) {
 			w.alive(4*interval, "a")
-			is(t, "commands", w.log.count("record_actions"), 1)
+			is(t, "number of record_actions commands in the log", w.log.count("record_actions"), 1)
 		})
 	})
 	t.Run("tasks of agents become events whether or not there are differences", func(t *testing.T) {
@@ -194,8 +194,8 @@ func TestDriftRounds(t *testing.T) {
 				f.put("a", is0(fsm.ActualRunning, "ghost"))
 				w.alive(100*time.Millisecond, "a")
 			}
-			is(t, "drifts", len(w.drifts()), 0)
-			is(t, "commands", w.log.count("record_actions"), 1)
+			is(t, "number of open drifts", len(w.drifts()), 0)
+			is(t, "number of record_actions commands in the log", w.log.count("record_actions"), 1)
 		})
 	})
 	t.Run("more tasks of a busy node are read, and its events are in the order in which the tasks ended", func(t *testing.T) {
@@ -204,7 +204,7 @@ func TestDriftRounds(t *testing.T) {
 		f.acts = []*commandv1.AgentAction{{TaskId: "old", CreatedAt: 1, EndedAt: 2}}
 		steady(t, f, func(w *world) {
 			w.alive(interval, "a")
-			is(t, "recorded tasks after the first round", w.told(), 1)
+			is(t, "number of recorded tasks after the first round", w.told(), 1)
 			f.mu.Lock()
 			f.acts = nil
 			for i := many; i > 0; i-- { // the task that was created first ends last
@@ -212,11 +212,11 @@ func TestDriftRounds(t *testing.T) {
 			}
 			f.mu.Unlock()
 			w.alive(interval, "a")
-			is(t, "recorded tasks after the second round", w.told(), 1+many)
-			is(t, "until", w.view().AuditedUntil("a"), int64(4999))
+			is(t, "number of recorded tasks after the second round", w.told(), 1+many)
+			is(t, `AuditedUntil of node "a"`, w.view().AuditedUntil("a"), int64(4999))
 			entries := len(w.log.entries)
 			w.alive(2*interval, "a")
-			is(t, "events about tasks that are recorded already", len(w.log.entries)-entries, 0)
+			is(t, "number of new log entries about tasks that are recorded already", len(w.log.entries)-entries, 0)
 		})
 	})
 }
@@ -265,7 +265,7 @@ func TestDriftDetectionReadsEachNodeInItsOwnSlot(t *testing.T) {
 			w.beat(sched.Heartbeat{Node: "new"})
 			before := len(f.listed("old"))
 			w.pass(6 * time.Second)
-			is(t, "old", len(f.listed("old"))-before, 0)
+			is(t, `number of reads of node "old" after the last heartbeat of node "new"`, len(f.listed("old"))-before, 0)
 			if len(f.listed("new")) < 2 {
 				t.Error("the node with the newest heartbeat must be read at the shared endpoint, but is not")
 			}

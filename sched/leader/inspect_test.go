@@ -132,7 +132,7 @@ func TestHeartbeatsOfAFormerInstanceDoNotCount(t *testing.T) {
 				w.beat(sched.Heartbeat{Node: "old"})
 				w.put("web", kind)
 				w.pass(1800 * time.Millisecond)
-				is(t, "status before", w.workload("web").Status, fsm.StatusRunning)
+				is(t, `status of workload "web" before its specification changes`, w.workload("web").Status, fsm.StatusRunning)
 				w.put("web", kind, func(p *commandv1.WorkloadPut) { p.Content = "c1:" + strings.Repeat("a", 64) })
 				f.put("old", is0(fsm.ActualPending, "web"))
 				for range 60 {
@@ -162,7 +162,7 @@ func TestLegacyAgentsArePolled(t *testing.T) {
 			w.put("web")
 			w.pass(300 * time.Millisecond)
 			if !w.workload("web").Acknowledged {
-				t.Fatalf("the workload must be accepted, but is not: %+v", w.workload("web"))
+				t.Fatalf("the agent must have accepted the order of workload web, but has not: %+v", w.workload("web"))
 			}
 			fn(w)
 		}, with(f))
@@ -177,17 +177,17 @@ func TestLegacyAgentsArePolled(t *testing.T) {
 			}
 			f.put("old", is0(fsm.ActualRunning, "web"))
 			w.pass(1500 * time.Millisecond)
-			is(t, "status", w.workload("web").Status, fsm.StatusRunning)
+			is(t, `status of workload "web"`, w.workload("web").Status, fsm.StatusRunning)
 			n := f.asked()
 			w.pass(10 * time.Second)
-			is(t, "polls after the workload was reported as running", f.asked()-n, 0)
+			is(t, "number of polls after the workload was reported as running", f.asked()-n, 0)
 		})
 	})
 	t.Run("a polled workload that the agent does not have is Missing", func(t *testing.T) {
 		f := newInspector()
 		old(t, f, func(w *world) {
 			w.pass(1500 * time.Millisecond)
-			is(t, "state", w.workload("web").Actual.State, fsm.ActualMissing)
+			is(t, `reported state of workload "web"`, w.workload("web").Actual.State, fsm.ActualMissing)
 		})
 	})
 	t.Run("an agent that does not answer is polled again", func(t *testing.T) {
@@ -198,7 +198,7 @@ func TestLegacyAgentsArePolled(t *testing.T) {
 			if n := f.asked(); n < 3 {
 				t.Errorf("the agent was polled %d times in 5 s, want at least 3", n)
 			}
-			is(t, "state", w.workload("web").Actual.State, fsm.ActualPending)
+			is(t, `reported state of workload "web"`, w.workload("web").Actual.State, fsm.ActualPending)
 		})
 	})
 	t.Run("a new leader continues to poll", func(t *testing.T) {
@@ -210,7 +210,7 @@ func TestLegacyAgentsArePolled(t *testing.T) {
 			w.lead()
 			w.pass(1500 * time.Millisecond)
 			if f.asked() == n {
-				t.Error("the leader must poll the agent, but does not")
+				t.Error("the new leader must poll the agent, but does not")
 			}
 		})
 	})
@@ -220,7 +220,7 @@ func TestLegacyAgentsArePolled(t *testing.T) {
 		runs := sched.Heartbeat{Node: "old", Full: true, Reports: []sched.Reported{is0(fsm.ActualRunning, "web")}}
 		old(t, f, func(w *world) {
 			w.pass(1500 * time.Millisecond)
-			is(t, "status before", w.workload("web").Status, fsm.StatusRunning)
+			is(t, `status of workload "web" before its specification changes`, w.workload("web").Status, fsm.StatusRunning)
 			former := is0(fsm.ActualRunning, "web")
 			former.Revision = w.workload("web").Revision()
 			f.put("old", former)
@@ -238,12 +238,12 @@ func TestLegacyAgentsArePolled(t *testing.T) {
 			w.pass(1500 * time.Millisecond)
 			w.beat(runs)
 			w.pass(200 * time.Millisecond)
-			is(t, "status during the task", w.workload("web").Status, fsm.StatusPending)
+			is(t, `status of workload "web" while the agent's task runs`, w.workload("web").Status, fsm.StatusPending)
 			now := is0(fsm.ActualRunning, "web")
 			now.Revision = w.workload("web").Revision()
 			f.put("old", now)
 			w.pass(1500 * time.Millisecond)
-			is(t, "status after the task", w.workload("web").Status, fsm.StatusRunning)
+			is(t, `status of workload "web" after the agent's task has ended`, w.workload("web").Status, fsm.StatusRunning)
 		})
 	})
 	t.Run("a working order whose polls fail costs no attempt, because heartbeats count before its deadline", func(t *testing.T) {
@@ -255,8 +255,8 @@ func TestLegacyAgentsArePolled(t *testing.T) {
 				w.beat(sched.Heartbeat{Node: "old", Full: true, Reports: []sched.Reported{is0(fsm.ActualRunning, "web")}})
 			}
 			w.pass(500 * time.Millisecond)
-			is(t, "status", w.workload("web").Status, fsm.StatusRunning)
-			is(t, "attempts", w.workload("web").Retry.Attempts, 0)
+			is(t, `status of workload "web"`, w.workload("web").Status, fsm.StatusRunning)
+			is(t, `number of counted failures of workload "web"`, w.workload("web").Retry.Attempts, 0)
 		})
 	})
 	t.Run("in a frozen mode, in which nobody polls, a heartbeat counts at once", func(t *testing.T) {
@@ -266,7 +266,7 @@ func TestLegacyAgentsArePolled(t *testing.T) {
 			w.mode(fsm.ModeDegraded)
 			w.beat(sched.Heartbeat{Node: "old", Full: true, Reports: []sched.Reported{is0(fsm.ActualRunning, "web")}})
 			w.pass(500 * time.Millisecond)
-			is(t, "status", w.workload("web").Status, fsm.StatusRunning)
+			is(t, `status of workload "web"`, w.workload("web").Status, fsm.StatusRunning)
 		})
 	})
 	t.Run("an agent of protocol 1 is not polled", func(t *testing.T) {
@@ -274,7 +274,7 @@ func TestLegacyAgentsArePolled(t *testing.T) {
 		inWorld(t, []string{"a"}, func(w *world) {
 			w.put("web")
 			w.alive(5*time.Second, "a")
-			is(t, "asked", f.asked(), 0)
+			is(t, "number of polls of the agent", f.asked(), 0)
 		}, with(f))
 	})
 }
@@ -289,11 +289,11 @@ func TestATimeoutReadsTheAgentsActions(t *testing.T) {
 	inWorld(t, []string{"a"}, func(w *world) {
 		w.put("web")
 		w.alive(44*time.Second, "a")
-		is(t, "tasks in the record before the apply timeout", len(w.workload("web").Actions), 0)
+		is(t, "number of recorded tasks before the apply timeout", len(w.workload("web").Actions), 0)
 		w.alive(3*time.Second, "a")
 		got := w.workload("web")
-		is(t, "tasks in the record after the apply timeout", len(got.Actions), 2)
-		is(t, "attempts", got.Retry.Attempts, int32(1))
+		is(t, "number of recorded tasks after the apply timeout", len(got.Actions), 2)
+		is(t, `number of counted failures of workload "web"`, got.Retry.Attempts, int32(1))
 		var told []string
 		w.view().EventsBack(func(e *fsm.Event) bool {
 			if e.Type == fsm.EventAgentAction {
@@ -301,7 +301,7 @@ func TestATimeoutReadsTheAgentsActions(t *testing.T) {
 			}
 			return true
 		})
-		is(t, "recorded events, newest first", strings.Join(told, ","), "no route to registry,still in use")
+		is(t, "errors of the tasks in the events, newest first", strings.Join(told, ","), "no route to registry,still in use")
 	}, with(f))
 }
 
@@ -320,7 +320,7 @@ func TestInspectionsAreBounded(t *testing.T) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if f.most != 4 {
-			t.Errorf("%d agents were read at a time, want 4", f.most)
+			t.Errorf("at most %d agents were read at the same time, want 4", f.most)
 		}
 	}, with(f), func(c *Config) { c.Inspections = 4 })
 }
