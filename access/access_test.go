@@ -48,17 +48,17 @@ func TestWhereReturnsTheScopeOfAPermission(t *testing.T) {
 		p      Permission
 		want   string
 	}{
-		"a person without grants has no permission":              {nil, Read, "no namespace"},
-		"a person without grants has the permission Always":      {nil, Always, "every namespace"},
-		"Any needs a grant":                                      {nil, Any, "no namespace"},
-		"a grant whose role lacks the permission gives no scope": {[]Grant{{Viewer, view, Everywhere()}}, Deploy, "no namespace"},
-		"an admin everywhere does not have the permission Never": {[]Grant{{Admin, ^Set(0) - 1, Everywhere()}}, Never, "no namespace"},
-		"a grant of any permission gives the permission Any":     {[]Grant{{Viewer, view, Only([]string{"a"})}}, Any, "a"},
-		"everywhere":    {[]Grant{{Viewer, view, Everywhere()}}, Logs, "every namespace"},
-		"grants add up": {[]Grant{{Viewer, view, Only([]string{"b", "a"})}, {Operator, operate, Only([]string{"c", "a"})}}, Read, "a, b, c"},
-		"a permission has the scope of the grants that include it": {[]Grant{{Viewer, view, Everywhere()}, {Operator, operate, Only([]string{"shop"})}}, Deploy, "shop"},
-		"a grant everywhere includes a grant in one namespace":     {[]Grant{{Operator, operate, Only([]string{"shop"})}, {Viewer, view, Everywhere()}}, Read, "every namespace"},
-		"a grant in no namespace":                                  {[]Grant{{Viewer, view, Only(nil)}}, Read, "no namespace"},
+		"a person without grants has no permission":                               {nil, Read, "no namespace"},
+		"a person without grants has the permission Always":                       {nil, Always, "every namespace"},
+		"Any needs a grant":                                                       {nil, Any, "no namespace"},
+		"a grant whose role lacks the permission gives no scope":                  {[]Grant{{Viewer, view, Everywhere()}}, Deploy, "no namespace"},
+		"an admin everywhere does not have the permission Never":                  {[]Grant{{Admin, ^Set(0) - 1, Everywhere()}}, Never, "no namespace"},
+		"a grant of any permission gives the permission Any":                      {[]Grant{{Viewer, view, Only([]string{"a"})}}, Any, "a"},
+		"a grant in every namespace gives its permissions in every namespace":     {[]Grant{{Viewer, view, Everywhere()}}, Logs, "every namespace"},
+		"several grants of a permission give it in the namespaces of all of them": {[]Grant{{Viewer, view, Only([]string{"b", "a"})}, {Operator, operate, Only([]string{"c", "a"})}}, Read, "a, b, c"},
+		"a permission has the scope of the grants that include it":                {[]Grant{{Viewer, view, Everywhere()}, {Operator, operate, Only([]string{"shop"})}}, Deploy, "shop"},
+		"a grant everywhere includes a grant in one namespace":                    {[]Grant{{Operator, operate, Only([]string{"shop"})}, {Viewer, view, Everywhere()}}, Read, "every namespace"},
+		"a grant in no namespace gives no scope":                                  {[]Grant{{Viewer, view, Only(nil)}}, Read, "no namespace"},
 	} {
 		if got := Where(c.grants, c.p).String(); got != c.want {
 			t.Errorf("%s: Where returns %s, want %s", name, got, c.want)

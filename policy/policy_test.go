@@ -90,7 +90,7 @@ func TestJudgeChecksEachRule(t *testing.T) {
 				}
 			}
 			if s := strings.Join(rules, " "); s != tt.refused {
-				t.Errorf("Judge refuses by rule %q, want %q", s, tt.refused)
+				t.Errorf("Judge refuses the ask by the rules %q, want %q (empty: it is allowed)", s, tt.refused)
 			}
 			if all := Judge(privileged(), Workload{Kind: "container", Asks: []Ask{{Rule: tt.rule, Value: tt.value}}}); len(all) > 0 {
 				t.Errorf("the built-in policy privileged must allow every ask, but refuses: %s", Text(all))
@@ -106,13 +106,13 @@ func TestJudgeChecksEachRule(t *testing.T) {
 		w    Workload
 		rule string
 	}{
-		{"a kind that is not listed", Workload{Kind: "vm", Memory: 1}, "kinds"},
-		{"memory above the limit", Workload{Kind: "container", Memory: 101}, "max_memory_mib"},
-		{"memory without a limit", Workload{Kind: "container"}, "max_memory_mib"},
+		{"a kind that is not listed is refused", Workload{Kind: "vm", Memory: 1}, "kinds"},
+		{"memory above the limit is refused", Workload{Kind: "container", Memory: 101}, "max_memory_mib"},
+		{"memory without a limit is refused", Workload{Kind: "container"}, "max_memory_mib"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := Judge(some, tt.w); len(got) != 1 || got[0].Rule != tt.rule {
-				t.Errorf("Judge returns %+v, want one violation of %s", got, tt.rule)
+				t.Errorf("Judge returns the violations %+v, want one violation of rule %s", got, tt.rule)
 			}
 		})
 	}
@@ -121,14 +121,14 @@ func TestJudgeChecksEachRule(t *testing.T) {
 	}}
 	want := `services: "120" is not allowed by policy "some" (rule max_memory_mib): all containers of the stack together may have at most 100`
 	if got := Text(Judge(some, stack)); got != want {
-		t.Errorf("the violations of services that are together above the maximum are %q, want %q", got, want)
+		t.Errorf("for two services that are together above the maximum, the violations are %q, want %q", got, want)
 	}
 	many := Workload{Kind: "container", Memory: 1}
 	for range 100 {
 		many.Asks = append(many.Asks, Ask{Rule: RulePrivileged})
 	}
 	if n := len(Judge(some, many)); n != MaxViolations {
-		t.Errorf("Judge returns %d violations, want at most %d", n, MaxViolations)
+		t.Errorf("for 100 refused asks Judge returns %d violations, want %d", n, MaxViolations)
 	}
 }
 
@@ -137,7 +137,7 @@ func TestJudgeChecksEachRule(t *testing.T) {
 func TestBuiltinPoliciesAreOrdered(t *testing.T) {
 	for _, p := range Builtins() {
 		if fault := p.Fault(); fault != "" {
-			t.Errorf("built-in policy %s must be valid, but is not: %s", p.Name, fault)
+			t.Errorf("built-in policy %s must be valid, but has the fault: %s", p.Name, fault)
 		}
 	}
 }
@@ -152,7 +152,7 @@ func TestSignedImagesNeedADigest(t *testing.T) {
 			rule += v.Rule
 		}
 		if rule != want {
-			t.Errorf("%s is refused by %q, want %q", value, rule, want)
+			t.Errorf("image %s is refused by the rules %q, want %q", value, rule, want)
 		}
 	}
 }

@@ -41,32 +41,32 @@ func TestAsksOfAContainer(t *testing.T) {
 		c                    *agentv1.ContainerSpec
 		baseline, restricted string
 	}{
-		{"a container without options", &agentv1.ContainerSpec{}, "", "container requires, container users, container requires, container requires, container requires"},
-		{"a hardened container", hard(&agentv1.ContainerSpec{}), "", ""},
-		{"privileged", hard(&agentv1.ContainerSpec{Privileged: true}), "container.privileged privileged", "container.privileged privileged"},
-		{"/etc", hard(&agentv1.ContainerSpec{Volumes: []*agentv1.VolumeMount{{HostPath: "/etc", ReadOnly: true}}}),
+		{"a container without options: allowed by the policy baseline only", &agentv1.ContainerSpec{}, "", "container requires, container users, container requires, container requires, container requires"},
+		{"a hardened container: allowed by both policies", hard(&agentv1.ContainerSpec{}), "", ""},
+		{"privileged mode: refused by both policies", hard(&agentv1.ContainerSpec{Privileged: true}), "container.privileged privileged", "container.privileged privileged"},
+		{"a mount of /etc: refused by both policies", hard(&agentv1.ContainerSpec{Volumes: []*agentv1.VolumeMount{{HostPath: "/etc", ReadOnly: true}}}),
 			"container.volumes[0].host_path host_paths", "container.volumes[0].host_path host_paths"},
-		{"a mount of the root of the host", hard(&agentv1.ContainerSpec{Volumes: []*agentv1.VolumeMount{{HostPath: "/"}}}),
+		{"a mount of the root of the host: refused by both policies", hard(&agentv1.ContainerSpec{Volumes: []*agentv1.VolumeMount{{HostPath: "/"}}}),
 			"container.volumes[0].host_path engine_socket", "container.volumes[0].host_path engine_socket"},
-		{"a mount of the engine's socket", hard(&agentv1.ContainerSpec{Volumes: []*agentv1.VolumeMount{{HostPath: "/run/../var/run/docker.sock"}}}),
+		{"a mount of the engine's socket: refused by both policies", hard(&agentv1.ContainerSpec{Volumes: []*agentv1.VolumeMount{{HostPath: "/run/../var/run/docker.sock"}}}),
 			"container.volumes[0].host_path engine_socket", "container.volumes[0].host_path engine_socket"},
-		{"an added capability", hard(&agentv1.ContainerSpec{CapAdd: []string{"cap_sys_admin", "chown"}}),
+		{"an added capability: refused by both policies", hard(&agentv1.ContainerSpec{CapAdd: []string{"cap_sys_admin", "chown"}}),
 			"container.cap_add[0] capabilities", "container.cap_add[0] capabilities, container.cap_add[1] capabilities"},
-		{"all capabilities added", hard(&agentv1.ContainerSpec{CapAdd: []string{"all"}}), "container.cap_add[0] capabilities", "container.cap_add[0] capabilities"},
-		{"new privileges allowed", hard(&agentv1.ContainerSpec{SecurityOpt: []string{"no-new-privileges:false"}}), "", "container.security_opt[0] security_options"},
-		{"seccomp switched off", hard(&agentv1.ContainerSpec{SecurityOpt: []string{"seccomp:unconfined"}}), "container.security_opt[0] security_options", "container.security_opt[0] security_options"},
+		{"all capabilities added: refused by both policies", hard(&agentv1.ContainerSpec{CapAdd: []string{"all"}}), "container.cap_add[0] capabilities", "container.cap_add[0] capabilities"},
+		{"new privileges allowed: allowed by the policy baseline only", hard(&agentv1.ContainerSpec{SecurityOpt: []string{"no-new-privileges:false"}}), "", "container.security_opt[0] security_options"},
+		{"seccomp switched off: refused by both policies", hard(&agentv1.ContainerSpec{SecurityOpt: []string{"seccomp:unconfined"}}), "container.security_opt[0] security_options", "container.security_opt[0] security_options"},
 		{"the user 0, which is root", hard(&agentv1.ContainerSpec{}), "", ""},
-		{"no limit on processes", hard(&agentv1.ContainerSpec{PidsLimit: -1}), "container.pids_limit max_pids", "container.pids_limit max_pids"},
-		{"CPU shares above the default", hard(&agentv1.ContainerSpec{CpuShares: 4096}), "container.cpu_shares security_options", "container.cpu_shares security_options"},
-		{"CPU shares below the default", hard(&agentv1.ContainerSpec{CpuShares: 512}), "", ""},
-		{"a block I/O weight above the default", hard(&agentv1.ContainerSpec{BlkioConfig: &agentv1.BlkioConfig{WeightDevice: []*agentv1.WeightDevice{{Weight: 900}}}}),
+		{"no limit on processes: refused by both policies", hard(&agentv1.ContainerSpec{PidsLimit: -1}), "container.pids_limit max_pids", "container.pids_limit max_pids"},
+		{"CPU shares above the default: refused by both policies", hard(&agentv1.ContainerSpec{CpuShares: 4096}), "container.cpu_shares security_options", "container.cpu_shares security_options"},
+		{"CPU shares below the default: allowed by both policies", hard(&agentv1.ContainerSpec{CpuShares: 512}), "", ""},
+		{"a block I/O weight above the default: refused by both policies", hard(&agentv1.ContainerSpec{BlkioConfig: &agentv1.BlkioConfig{WeightDevice: []*agentv1.WeightDevice{{Weight: 900}}}}),
 			"container.blkio_config security_options", "container.blkio_config security_options"},
-		{"a MAC address", hard(&agentv1.ContainerSpec{MacAddress: "02:42:ac:11:00:07"}), "container.mac_address security_options", "container.mac_address security_options"},
-		{"no OOM killer", hard(&agentv1.ContainerSpec{OomKillDisable: true}), "container.oom_kill_disable security_options", "container.oom_kill_disable security_options"},
-		{"a control group of the host", hard(&agentv1.ContainerSpec{CgroupParent: "/system.slice"}), "container.cgroup_parent security_options", "container.cgroup_parent security_options"},
-		{"another OCI runtime", hard(&agentv1.ContainerSpec{Runtime: "runsc"}), "container.runtime security_options", "container.runtime security_options"},
-		{"host port 22", hard(&agentv1.ContainerSpec{Ports: []*agentv1.PortMapping{{HostPort: 22}}}), "container.ports[0] ports", "container.ports[0] ports"},
-		{"host port 80", hard(&agentv1.ContainerSpec{Ports: []*agentv1.PortMapping{{HostPort: 80}, {HostPort: 8080}, {}}}), "", "container.ports[0] ports"},
+		{"a MAC address: refused by both policies", hard(&agentv1.ContainerSpec{MacAddress: "02:42:ac:11:00:07"}), "container.mac_address security_options", "container.mac_address security_options"},
+		{"no OOM killer: refused by both policies", hard(&agentv1.ContainerSpec{OomKillDisable: true}), "container.oom_kill_disable security_options", "container.oom_kill_disable security_options"},
+		{"a control group of the host: refused by both policies", hard(&agentv1.ContainerSpec{CgroupParent: "/system.slice"}), "container.cgroup_parent security_options", "container.cgroup_parent security_options"},
+		{"another OCI runtime: refused by both policies", hard(&agentv1.ContainerSpec{Runtime: "runsc"}), "container.runtime security_options", "container.runtime security_options"},
+		{"host port 22: refused by both policies", hard(&agentv1.ContainerSpec{Ports: []*agentv1.PortMapping{{HostPort: 22}}}), "container.ports[0] ports", "container.ports[0] ports"},
+		{"host port 80: allowed by the policy baseline only", hard(&agentv1.ContainerSpec{Ports: []*agentv1.PortMapping{{HostPort: 80}, {HostPort: 8080}, {}}}), "", "container.ports[0] ports"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			asks := Container(tt.c, Image("nginx"))
@@ -89,17 +89,17 @@ func TestAsksOfAVirtualMachine(t *testing.T) {
 		v        *agentv1.VMSpec
 		baseline string
 	}{
-		{"a disk that the agent creates for the VM", &agentv1.VMSpec{OsImage: "debian.qcow2", Disks: []*agentv1.DiskConfig{
+		{"a disk that the agent creates for the VM: allowed by the policy baseline", &agentv1.VMSpec{OsImage: "debian.qcow2", Disks: []*agentv1.DiskConfig{
 			{Device: "vda", Path: "/var/lib/libvirt/images/db-vda.qcow2"}, {Device: "vdb", Format: "raw", Path: "/var/lib/libvirt/images/db-vdb.img"}, {Device: "vdc", Pool: "fast"},
 		}, Networks: []*agentv1.NetworkConfig{{}}}, ""},
-		{"a disk device of the host", &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{Path: "/dev/sda"}}}, "vm.disks[0].path disks"},
-		{"the disk of another workload", &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{Device: "vda", Path: "/var/lib/libvirt/images/bank-vda.qcow2"}}}, "vm.disks[0].path disks"},
-		{"the disk of another workload as an image", &agentv1.VMSpec{OsImage: "bank-vda.qcow2"}, "vm.image disks"},
-		{"the path of the VM's own disk as a cdrom", &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{Device: "vda", Type: "cdrom", Path: "/var/lib/libvirt/images/db-vda.qcow2"}}}, "vm.disks[0].path disks"},
-		{"a file of the host as an image", &agentv1.VMSpec{OsImage: "/etc/shadow"}, "vm.image disks"},
-		{"an image outside of the folder of images", &agentv1.VMSpec{OsImage: "../../../../etc/shadow"}, "vm.image disks"},
-		{"a disk on the network", &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{Path: "rbd:pool/image"}}}, "vm.disks[0].path disks"},
-		{"a bridge of the host", &agentv1.VMSpec{Networks: []*agentv1.NetworkConfig{{Network: "br0"}}}, "vm.networks[0].network networks"},
+		{"a disk device of the host: refused by the policy baseline", &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{Path: "/dev/sda"}}}, "vm.disks[0].path disks"},
+		{"the disk of another workload: refused by the policy baseline", &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{Device: "vda", Path: "/var/lib/libvirt/images/bank-vda.qcow2"}}}, "vm.disks[0].path disks"},
+		{"the disk of another workload as an image: refused by the policy baseline", &agentv1.VMSpec{OsImage: "bank-vda.qcow2"}, "vm.image disks"},
+		{"the path of the VM's own disk as a cdrom: refused by the policy baseline", &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{Device: "vda", Type: "cdrom", Path: "/var/lib/libvirt/images/db-vda.qcow2"}}}, "vm.disks[0].path disks"},
+		{"a file of the host as an image: refused by the policy baseline", &agentv1.VMSpec{OsImage: "/etc/shadow"}, "vm.image disks"},
+		{"an image outside of the folder of images: refused by the policy baseline", &agentv1.VMSpec{OsImage: "../../../../etc/shadow"}, "vm.image disks"},
+		{"a disk on the network: refused by the policy baseline", &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{Path: "rbd:pool/image"}}}, "vm.disks[0].path disks"},
+		{"a bridge of the host: refused by the policy baseline", &agentv1.VMSpec{Networks: []*agentv1.NetworkConfig{{Network: "br0"}}}, "vm.networks[0].network networks"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			asks := VM(tt.v, Machine{Names: []string{"db"}, IsDisk: func(p string) bool { return p == "/var/lib/libvirt/images/bank-vda.qcow2" }})
@@ -145,79 +145,79 @@ func TestAsksOfAComposeProject(t *testing.T) {
 		env      map[string]string
 		baseline string
 	}{
-		{"an ordinary stack", one("    ports: ['8080:80', '9000']\n    volumes: ['data:/data', './conf:/conf:ro', '/tmp/anonymous']\n    networks: [front]\nvolumes: {data: {}}\nnetworks: {front: {}}\n"), nil, ""},
+		{"an ordinary stack: allowed by the policy baseline", one("    ports: ['8080:80', '9000']\n    volumes: ['data:/data', './conf:/conf:ro', '/tmp/anonymous']\n    networks: [front]\nvolumes: {data: {}}\nnetworks: {front: {}}\n"), nil, ""},
 
-		{"a mount of /etc", one("    volumes: ['/etc:/x']\n"), nil, "services.a.volumes[0] host_paths"},
-		{"a mount of /etc through a variable", one("    volumes: ['${WHERE}:/x']\n"), map[string]string{"WHERE": "/etc"}, "services.a.volumes[0] host_paths"},
-		{"a mount of /etc through the default of a variable", one("    volumes: ['${WHERE:-/etc}:/x']\n"), nil, "services.a.volumes[0] host_paths"},
-		{"a mount of /etc through extends", map[string]string{"compose.yaml": head + "    extends: {file: base.yaml, service: b}\n", "base.yaml": "services:\n  b:\n    image: y\n    volumes: ['/etc:/x']\n"}, nil, "services.a.volumes[0] host_paths"},
-		{"a mount of /etc through extends in the same file", one("    extends: {service: b}\n  b:\n    image: y\n    volumes: ['/etc:/x']\n"), nil, "services.a.volumes[0] host_paths, services.b.volumes[0] host_paths"},
-		{"a mount of /etc through include", map[string]string{"compose.yaml": "include: [other.yaml]\n" + head, "other.yaml": "services:\n  b:\n    image: y\n    volumes: ['/etc:/x']\n"}, nil, "services.b.volumes[0] host_paths"},
-		{"a mount of /etc through a merge key", map[string]string{"compose.yaml": "x-b: &b\n  volumes: ['/etc:/x']\n" + head + "    <<: *b\n"}, nil, "services.a.volumes[0] host_paths"},
-		{"a mount of /etc through a relative path", one("    volumes: ['../../../../../../../../../../etc:/x']\n"), nil, "services.a.volumes[0] host_paths"},
-		{"a mount of /etc in the long form", one("    volumes: [{type: bind, source: /etc, target: /x}]\n"), nil, "services.a.volumes[0] host_paths"},
-		{"a mount of /etc through a volume", one("    volumes: ['v:/x']\nvolumes: {v: {driver_opts: {type: none, o: bind, device: /etc}}}\n"), nil, "volumes.v.driver_opts.device host_paths"},
-		{"a mount of /etc through a volume without the leading slash", one("    volumes: ['v:/x']\nvolumes: {v: {driver_opts: {o: bind, device: etc}}}\n"), nil, "volumes.v.driver_opts.device host_paths"},
-		{"a mount of /etc through an overlay", one("    volumes: ['v:/x']\nvolumes: {v: {driver_opts: {type: overlay, o: 'lowerdir=/lib:/etc', device: overlay}}}\n"), nil,
+		{"a mount of /etc: refused by the policy baseline", one("    volumes: ['/etc:/x']\n"), nil, "services.a.volumes[0] host_paths"},
+		{"a mount of /etc through a variable: refused by the policy baseline", one("    volumes: ['${WHERE}:/x']\n"), map[string]string{"WHERE": "/etc"}, "services.a.volumes[0] host_paths"},
+		{"a mount of /etc through the default of a variable: refused by the policy baseline", one("    volumes: ['${WHERE:-/etc}:/x']\n"), nil, "services.a.volumes[0] host_paths"},
+		{"a mount of /etc through extends: refused by the policy baseline", map[string]string{"compose.yaml": head + "    extends: {file: base.yaml, service: b}\n", "base.yaml": "services:\n  b:\n    image: y\n    volumes: ['/etc:/x']\n"}, nil, "services.a.volumes[0] host_paths"},
+		{"a mount of /etc through extends in the same file: refused by the policy baseline", one("    extends: {service: b}\n  b:\n    image: y\n    volumes: ['/etc:/x']\n"), nil, "services.a.volumes[0] host_paths, services.b.volumes[0] host_paths"},
+		{"a mount of /etc through include: refused by the policy baseline", map[string]string{"compose.yaml": "include: [other.yaml]\n" + head, "other.yaml": "services:\n  b:\n    image: y\n    volumes: ['/etc:/x']\n"}, nil, "services.b.volumes[0] host_paths"},
+		{"a mount of /etc through a merge key: refused by the policy baseline", map[string]string{"compose.yaml": "x-b: &b\n  volumes: ['/etc:/x']\n" + head + "    <<: *b\n"}, nil, "services.a.volumes[0] host_paths"},
+		{"a mount of /etc through a relative path: refused by the policy baseline", one("    volumes: ['../../../../../../../../../../etc:/x']\n"), nil, "services.a.volumes[0] host_paths"},
+		{"a mount of /etc in the long form: refused by the policy baseline", one("    volumes: [{type: bind, source: /etc, target: /x}]\n"), nil, "services.a.volumes[0] host_paths"},
+		{"a mount of /etc through a volume: refused by the policy baseline", one("    volumes: ['v:/x']\nvolumes: {v: {driver_opts: {type: none, o: bind, device: /etc}}}\n"), nil, "volumes.v.driver_opts.device host_paths"},
+		{"a mount of /etc through a volume without the leading slash: refused by the policy baseline", one("    volumes: ['v:/x']\nvolumes: {v: {driver_opts: {o: bind, device: etc}}}\n"), nil, "volumes.v.driver_opts.device host_paths"},
+		{"a mount of /etc through an overlay: refused by the policy baseline", one("    volumes: ['v:/x']\nvolumes: {v: {driver_opts: {type: overlay, o: 'lowerdir=/lib:/etc', device: overlay}}}\n"), nil,
 			"volumes.v.driver_opts.o host_paths, volumes.v.driver_opts.o host_paths, volumes.v.driver_opts.device volumes"},
-		{"a mount of the root", one("    volumes: ['/:/x']\n"), nil, "services.a.volumes[0] engine_socket"},
-		{"the engine's socket", one("    volumes: ['/var/run/docker.sock:/s']\n"), nil, "services.a.volumes[0] engine_socket"},
-		{"the engine's API", one("    use_api_socket: true\n"), nil, "services.a.use_api_socket engine_socket"},
-		{"a secret from a file", one("    secrets: [s]\nsecrets: {s: {file: /etc/shadow}}\n"), nil, "services.a.secrets[0] host_paths"},
-		{"a config from a file", one("    configs: [s]\nconfigs: {s: {file: /etc/shadow}}\n"), nil, "services.a.configs[0] host_paths"},
+		{"a mount of the root: refused by the policy baseline", one("    volumes: ['/:/x']\n"), nil, "services.a.volumes[0] engine_socket"},
+		{"the engine's socket: refused by the policy baseline", one("    volumes: ['/var/run/docker.sock:/s']\n"), nil, "services.a.volumes[0] engine_socket"},
+		{"the engine's API: refused by the policy baseline", one("    use_api_socket: true\n"), nil, "services.a.use_api_socket engine_socket"},
+		{"a secret from a file: refused by the policy baseline", one("    secrets: [s]\nsecrets: {s: {file: /etc/shadow}}\n"), nil, "services.a.secrets[0] host_paths"},
+		{"a config from a file: refused by the policy baseline", one("    configs: [s]\nconfigs: {s: {file: /etc/shadow}}\n"), nil, "services.a.configs[0] host_paths"},
 
-		{"a MAC address in a network", one("    networks: {n: {mac_address: '02:42:ac:11:00:07'}}\nnetworks: {n: {}}\n"), nil, "services.a.networks.n.mac_address security_options"},
-		{"driver options of a network to which the service connects", one("    networks: {n: {driver_opts: {com.docker.network.endpoint.ifname: eth9, com.docker.network.endpoint.sysctls: 'net.core.somaxconn=1,net.ipv4.conf.IFNAME.forwarding=1', other: x}}}\nnetworks: {n: {}}\n"), nil,
+		{"a MAC address in a network: refused by the policy baseline", one("    networks: {n: {mac_address: '02:42:ac:11:00:07'}}\nnetworks: {n: {}}\n"), nil, "services.a.networks.n.mac_address security_options"},
+		{"driver options of a network to which the service connects: refused by the policy baseline", one("    networks: {n: {driver_opts: {com.docker.network.endpoint.ifname: eth9, com.docker.network.endpoint.sysctls: 'net.core.somaxconn=1,net.ipv4.conf.IFNAME.forwarding=1', other: x}}}\nnetworks: {n: {}}\n"), nil,
 			"services.a.networks.n.driver_opts.com.docker.network.endpoint.sysctls security_options, services.a.networks.n.driver_opts.other networks"},
-		{"a mount with the propagation rshared", one("    volumes: [{type: bind, source: ./x, target: /x, bind: {propagation: rshared}}]\n"), nil, "services.a.volumes[0].bind.propagation security_options"},
-		{"a pre_start container without limits", one("    pre_start: [{command: id, image: y}]\n"), nil, "services.a.pre_start[0] max_pids"},
-		{"a storage quota of the engine", one("    storage_opt: {size: 90G}\n"), nil, "services.a.storage_opt.size security_options"},
-		{"privileged", one("    privileged: true\n"), nil, "services.a.privileged privileged"},
-		{"privileged through a variable", one("    privileged: ${P}\n"), map[string]string{"P": "true"}, "services.a.privileged privileged"},
-		{"a privileged hook", one("    post_start: [{command: id, privileged: true}]\n"), nil, "services.a.post_start[0].privileged privileged"},
-		{"the host network", one("    network_mode: host\n"), nil, "services.a.network_mode host_namespaces"},
-		{"host network through a variable", one("    network_mode: ${N}\n"), map[string]string{"N": "host"}, "services.a.network_mode host_namespaces"},
-		{"the host network as an external network", one("    networks: [n]\nnetworks: {n: {external: true, name: host}}\n"), nil, "networks.n.name host_namespaces"},
-		{"the network of another container", one("    network_mode: 'container:bank'\n"), nil, "services.a.network_mode host_namespaces"},
-		{"the network of a service", one("    network_mode: 'service:b'\n  b:\n    image: y\n"), nil, ""},
-		{"a network of the engine by its name", one("    network_mode: bank_default\n"), nil, "services.a.network_mode networks"},
-		{"the process namespace of the host", one("    pid: host\n"), nil, "services.a.pid host_namespaces"},
-		{"the IPC namespace of the host", one("    ipc: host\n"), nil, "services.a.ipc host_namespaces"},
-		{"the UTS namespace of the host", one("    uts: host\n"), nil, "services.a.uts host_namespaces"},
-		{"the user namespace of the host", one("    userns_mode: host\n"), nil, "services.a.userns_mode host_namespaces"},
-		{"cgroups of the host", one("    cgroup: host\n"), nil, "services.a.cgroup host_namespaces"},
-		{"volumes of another container", one("    volumes_from: ['container:bank']\n"), nil, "services.a.volumes_from[0] host_namespaces"},
+		{"a mount with the propagation rshared: refused by the policy baseline", one("    volumes: [{type: bind, source: ./x, target: /x, bind: {propagation: rshared}}]\n"), nil, "services.a.volumes[0].bind.propagation security_options"},
+		{"a pre_start container without limits: refused by the policy baseline", one("    pre_start: [{command: id, image: y}]\n"), nil, "services.a.pre_start[0] max_pids"},
+		{"a storage quota of the engine: refused by the policy baseline", one("    storage_opt: {size: 90G}\n"), nil, "services.a.storage_opt.size security_options"},
+		{"privileged mode: refused by the policy baseline", one("    privileged: true\n"), nil, "services.a.privileged privileged"},
+		{"privileged through a variable: refused by the policy baseline", one("    privileged: ${P}\n"), map[string]string{"P": "true"}, "services.a.privileged privileged"},
+		{"a privileged hook: refused by the policy baseline", one("    post_start: [{command: id, privileged: true}]\n"), nil, "services.a.post_start[0].privileged privileged"},
+		{"the host network: refused by the policy baseline", one("    network_mode: host\n"), nil, "services.a.network_mode host_namespaces"},
+		{"host network through a variable: refused by the policy baseline", one("    network_mode: ${N}\n"), map[string]string{"N": "host"}, "services.a.network_mode host_namespaces"},
+		{"the host network as an external network: refused by the policy baseline", one("    networks: [n]\nnetworks: {n: {external: true, name: host}}\n"), nil, "networks.n.name host_namespaces"},
+		{"the network of another container: refused by the policy baseline", one("    network_mode: 'container:bank'\n"), nil, "services.a.network_mode host_namespaces"},
+		{"the network of a service: allowed by the policy baseline", one("    network_mode: 'service:b'\n  b:\n    image: y\n"), nil, ""},
+		{"a network of the engine by its name: refused by the policy baseline", one("    network_mode: bank_default\n"), nil, "services.a.network_mode networks"},
+		{"the process namespace of the host: refused by the policy baseline", one("    pid: host\n"), nil, "services.a.pid host_namespaces"},
+		{"the IPC namespace of the host: refused by the policy baseline", one("    ipc: host\n"), nil, "services.a.ipc host_namespaces"},
+		{"the UTS namespace of the host: refused by the policy baseline", one("    uts: host\n"), nil, "services.a.uts host_namespaces"},
+		{"the user namespace of the host: refused by the policy baseline", one("    userns_mode: host\n"), nil, "services.a.userns_mode host_namespaces"},
+		{"cgroups of the host: refused by the policy baseline", one("    cgroup: host\n"), nil, "services.a.cgroup host_namespaces"},
+		{"volumes of another container: refused by the policy baseline", one("    volumes_from: ['container:bank']\n"), nil, "services.a.volumes_from[0] host_namespaces"},
 
-		{"an added capability", one("    cap_add: [SYS_PTRACE]\n"), nil, "services.a.cap_add[0] capabilities"},
-		{"a device of the host", one("    devices: ['/dev/sda']\n"), nil, "services.a.devices[0] devices"},
-		{"a device cgroup rule", one("    device_cgroup_rules: ['b 8:* rwm']\n"), nil, "services.a.device_cgroup_rules[0] devices"},
-		{"a GPU", one("    gpus: all\n"), nil, "services.a.gpus[0] devices"},
-		{"seccomp switched off", one("    security_opt: ['seccomp:unconfined']\n"), nil, "services.a.security_opt[0] security_options"},
-		{"AppArmor switched off", one("    security_opt: ['apparmor=unconfined']\n"), nil, "services.a.security_opt[0] security_options"},
-		{"a sysctl of the host", one("    sysctls: {kernel.core_pattern: x}\n"), nil, "services.a.sysctls.kernel.core_pattern security_options"},
-		{"a safe sysctl", one("    sysctls: {net.core.somaxconn: 1024}\n"), nil, ""},
-		{"a platform", one("    platform: linux/arm64\n"), nil, "services.a.platform security_options"},
-		{"another container runtime", one("    runtime: other\n"), nil, "services.a.runtime security_options"},
-		{"a cgroup of the host", one("    cgroup_parent: /\n"), nil, "services.a.cgroup_parent security_options"},
-		{"a log driver", one("    logging: {driver: syslog}\n"), nil, "services.a.logging.driver security_options"},
-		{"log options of the engine's default driver", one("    logging: {options: {splunk-url: 'https://other'}}\n"), nil, "services.a.logging.driver security_options"},
-		{"a real-time priority", one("    ulimits: {rtprio: 99}\n"), nil, "services.a.ulimits.rtprio security_options"},
-		{"swap without a limit", one("    mem_limit: 64m\n    memswap_limit: -1\n"), nil, "services.a.memswap_limit security_options"},
-		{"oom_kill_disable", one("    oom_score_adj: -1000\n"), nil, "services.a.oom_score_adj security_options"},
-		{"no limit on processes", one("    pids_limit: -1\n"), nil, "services.a.pids_limit max_pids"},
-		{"a port below 1024", one("    ports: ['22:22']\n"), nil, "services.a.ports[0] ports"},
-		{"a port below 1024 in a range", one("    ports: ['1020-1030:20-30']\n"), nil, "services.a.ports[0] ports, services.a.ports[1] ports, services.a.ports[2] ports, services.a.ports[3] ports"},
-		{"the volume of another stack", one("    volumes: ['v:/x']\nvolumes: {v: {name: bank_data}}\n"), nil, "volumes.v.name volumes"},
-		{"an external volume", one("    volumes: ['v:/x']\nvolumes: {v: {external: true}}\n"), nil, "volumes.v.name volumes"},
-		{"a managed volume", one("    volumes: ['managed:/x']\nvolumes: {managed: {external: true}}\n"), nil, ""},
-		{"a volume of a plug-in", one("    volumes: ['v:/x']\nvolumes: {v: {driver: sshfs}}\n"), nil, "volumes.v.driver volumes"},
-		{"a network file system", one("    volumes: ['v:/x']\nvolumes: {v: {driver_opts: {type: nfs, o: 'addr=10.0.0.1', device: ':/x'}}}\n"), nil, "volumes.v.driver_opts.device volumes"},
-		{"the network of another stack", one("    networks: [n]\nnetworks: {n: {name: bank_default}}\n"), nil, "networks.n.name networks"},
-		{"a subnet that the stack chooses", one("    networks: [n]\nnetworks: {n: {ipam: {driver: other, config: [{subnet: 10.0.0.0/25, gateway: 10.0.0.53}]}}}\n"), nil,
+		{"an added capability: refused by the policy baseline", one("    cap_add: [SYS_PTRACE]\n"), nil, "services.a.cap_add[0] capabilities"},
+		{"a device of the host: refused by the policy baseline", one("    devices: ['/dev/sda']\n"), nil, "services.a.devices[0] devices"},
+		{"a device cgroup rule: refused by the policy baseline", one("    device_cgroup_rules: ['b 8:* rwm']\n"), nil, "services.a.device_cgroup_rules[0] devices"},
+		{"a GPU: refused by the policy baseline", one("    gpus: all\n"), nil, "services.a.gpus[0] devices"},
+		{"seccomp switched off: refused by the policy baseline", one("    security_opt: ['seccomp:unconfined']\n"), nil, "services.a.security_opt[0] security_options"},
+		{"AppArmor switched off: refused by the policy baseline", one("    security_opt: ['apparmor=unconfined']\n"), nil, "services.a.security_opt[0] security_options"},
+		{"a sysctl of the host: refused by the policy baseline", one("    sysctls: {kernel.core_pattern: x}\n"), nil, "services.a.sysctls.kernel.core_pattern security_options"},
+		{"a safe sysctl: allowed by the policy baseline", one("    sysctls: {net.core.somaxconn: 1024}\n"), nil, ""},
+		{"a platform: refused by the policy baseline", one("    platform: linux/arm64\n"), nil, "services.a.platform security_options"},
+		{"another container runtime: refused by the policy baseline", one("    runtime: other\n"), nil, "services.a.runtime security_options"},
+		{"a cgroup of the host: refused by the policy baseline", one("    cgroup_parent: /\n"), nil, "services.a.cgroup_parent security_options"},
+		{"a log driver: refused by the policy baseline", one("    logging: {driver: syslog}\n"), nil, "services.a.logging.driver security_options"},
+		{"log options of the engine's default driver: refused by the policy baseline", one("    logging: {options: {splunk-url: 'https://other'}}\n"), nil, "services.a.logging.driver security_options"},
+		{"a real-time priority: refused by the policy baseline", one("    ulimits: {rtprio: 99}\n"), nil, "services.a.ulimits.rtprio security_options"},
+		{"swap without a limit: refused by the policy baseline", one("    mem_limit: 64m\n    memswap_limit: -1\n"), nil, "services.a.memswap_limit security_options"},
+		{"oom_kill_disable: refused by the policy baseline", one("    oom_score_adj: -1000\n"), nil, "services.a.oom_score_adj security_options"},
+		{"no limit on processes: refused by the policy baseline", one("    pids_limit: -1\n"), nil, "services.a.pids_limit max_pids"},
+		{"a port below 1024: refused by the policy baseline", one("    ports: ['22:22']\n"), nil, "services.a.ports[0] ports"},
+		{"a port below 1024 in a range: refused by the policy baseline", one("    ports: ['1020-1030:20-30']\n"), nil, "services.a.ports[0] ports, services.a.ports[1] ports, services.a.ports[2] ports, services.a.ports[3] ports"},
+		{"the volume of another stack: refused by the policy baseline", one("    volumes: ['v:/x']\nvolumes: {v: {name: bank_data}}\n"), nil, "volumes.v.name volumes"},
+		{"an external volume: refused by the policy baseline", one("    volumes: ['v:/x']\nvolumes: {v: {external: true}}\n"), nil, "volumes.v.name volumes"},
+		{"a managed volume: allowed by the policy baseline", one("    volumes: ['managed:/x']\nvolumes: {managed: {external: true}}\n"), nil, ""},
+		{"a volume of a plug-in: refused by the policy baseline", one("    volumes: ['v:/x']\nvolumes: {v: {driver: sshfs}}\n"), nil, "volumes.v.driver volumes"},
+		{"a network file system: refused by the policy baseline", one("    volumes: ['v:/x']\nvolumes: {v: {driver_opts: {type: nfs, o: 'addr=10.0.0.1', device: ':/x'}}}\n"), nil, "volumes.v.driver_opts.device volumes"},
+		{"the network of another stack: refused by the policy baseline", one("    networks: [n]\nnetworks: {n: {name: bank_default}}\n"), nil, "networks.n.name networks"},
+		{"a subnet that the stack chooses: refused by the policy baseline", one("    networks: [n]\nnetworks: {n: {ipam: {driver: other, config: [{subnet: 10.0.0.0/25, gateway: 10.0.0.53}]}}}\n"), nil,
 			"networks.n.ipam.driver networks, networks.n.ipam.config[0].subnet networks"},
-		{"an IPAM option of a network", one("    networks: [n]\nnetworks: {n: {ipam: {options: {x: y}}}}\n"), nil, "networks.n.ipam.options.x networks"},
-		{"a bridge of the host", one("    networks: [n]\nnetworks: {n: {driver_opts: {com.docker.network.bridge.name: br0}}}\n"), nil, "networks.n.driver_opts.com.docker.network.bridge.name networks"},
-		{"a macvlan network", one("    networks: [n]\nnetworks: {n: {driver: macvlan}}\n"), nil, "networks.n.driver networks"},
+		{"an IPAM option of a network: refused by the policy baseline", one("    networks: [n]\nnetworks: {n: {ipam: {options: {x: y}}}}\n"), nil, "networks.n.ipam.options.x networks"},
+		{"a bridge of the host: refused by the policy baseline", one("    networks: [n]\nnetworks: {n: {driver_opts: {com.docker.network.bridge.name: br0}}}\n"), nil, "networks.n.driver_opts.com.docker.network.bridge.name networks"},
+		{"a macvlan network: refused by the policy baseline", one("    networks: [n]\nnetworks: {n: {driver: macvlan}}\n"), nil, "networks.n.driver networks"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -241,13 +241,13 @@ func TestAsksOfAComposeProject(t *testing.T) {
 func TestLimitsOfServices(t *testing.T) {
 	p := policy.Policy{Name: "small", Kinds: []string{"*"}, Images: []string{"*"}, Users: []string{"*"}, MaxCPU: 1000, MaxMemory: 100}
 	for _, tt := range []struct{ name, services, want string }{
-		{"limits within the maxima", "a: {image: x, cpus: 0.5, mem_limit: 50m}\n  b: {image: x, deploy: {resources: {limits: {cpus: 0.5, memory: 50m}}}}", ""},
-		{"a CPU limit above the maximum", "a: {image: x, cpus: 2, mem_limit: 50m}", "services.a max_cpu_millicores 2000"},
-		{"three containers of one service together above the maximum", "a: {image: x, cpu_quota: 50000, mem_limit: 50m, scale: 3}", "services.a max_cpu_millicores 1500, services.a max_memory_mib 150"},
-		{"two services together above the maximum", "a: {image: x, cpus: 0.1, mem_limit: 60m}\n  b: {image: x, cpus: 0.1, mem_limit: 60m}", "services max_memory_mib 120"},
-		{"no limits", "a: {image: x}", "services.a max_cpu_millicores , services.a max_memory_mib "},
-		{"a service without containers", "a: {image: x, cpus: 1, mem_limit: 100m}\n  b: {image: x, scale: 0}", ""},
-		{"a pre_start container without limits", "a: {image: x, cpus: 1, mem_limit: 100m, pre_start: [{command: id}]}", "services.a.pre_start[0] max_cpu_millicores , services.a.pre_start[0] max_memory_mib "},
+		{"limits within the maxima are accepted", "a: {image: x, cpus: 0.5, mem_limit: 50m}\n  b: {image: x, deploy: {resources: {limits: {cpus: 0.5, memory: 50m}}}}", ""},
+		{"a CPU limit above the maximum is refused", "a: {image: x, cpus: 2, mem_limit: 50m}", "services.a max_cpu_millicores 2000"},
+		{"three containers of one service that are together above the maximum are refused", "a: {image: x, cpu_quota: 50000, mem_limit: 50m, scale: 3}", "services.a max_cpu_millicores 1500, services.a max_memory_mib 150"},
+		{"two services that are together above the maximum are refused", "a: {image: x, cpus: 0.1, mem_limit: 60m}\n  b: {image: x, cpus: 0.1, mem_limit: 60m}", "services max_memory_mib 120"},
+		{"a service without limits is refused", "a: {image: x}", "services.a max_cpu_millicores , services.a max_memory_mib "},
+		{"a service with scale 0 needs no limits", "a: {image: x, cpus: 1, mem_limit: 100m}\n  b: {image: x, scale: 0}", ""},
+		{"a pre_start container, which has no limits, is refused", "a: {image: x, cpus: 1, mem_limit: 100m, pre_start: [{command: id}]}", "services.a.pre_start[0] max_cpu_millicores , services.a.pre_start[0] max_memory_mib "},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			asks, err := Project(load(t, t.TempDir(), nil, map[string]string{"compose.yaml": "services:\n  " + tt.services + "\n"}), nil, nil)
@@ -259,7 +259,7 @@ func TestLimitsOfServices(t *testing.T) {
 				got = append(got, v.Field+" "+v.Rule+" "+v.Value)
 			}
 			if text := strings.Join(got, ", "); text != tt.want {
-				t.Errorf("the policy refuses %q, want %q", text, tt.want)
+				t.Errorf("the policy refuses the asks %q (field, rule and value), want %q", text, tt.want)
 			}
 		})
 	}
@@ -295,10 +295,10 @@ func TestPortsOnAllowedAddresses(t *testing.T) {
 		port port
 		ok   bool
 	}{
-		{"a port on all addresses", port{Published: "8080"}, false},
-		{"a port that the engine chooses, on all addresses", port{}, false},
-		{"a port that the engine chooses, on 0.0.0.0", port{Address: "0.0.0.0", Published: "0"}, false},
-		{"a port that the engine chooses, on an allowed address", port{Address: "127.0.0.1"}, true},
+		{"a port on all addresses is refused", port{Published: "8080"}, false},
+		{"a port that the engine chooses, on all addresses, is refused", port{}, false},
+		{"a port that the engine chooses, on 0.0.0.0, is refused", port{Address: "0.0.0.0", Published: "0"}, false},
+		{"a port that the engine chooses, on an allowed address, is accepted", port{Address: "127.0.0.1"}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var l list
@@ -323,10 +323,10 @@ func TestIngressPort(t *testing.T) {
 	} {
 		list := IngressPort(tt.port, "", "container.ports[2]")
 		if got := judged(t, policy.Baseline, "container", list); got != tt.baseline {
-			t.Errorf("port %d: the policy baseline refuses %q, want %q", tt.port, got, tt.baseline)
+			t.Errorf("for port %d in ingress mode, the policy baseline refuses the asks %q, want %q", tt.port, got, tt.baseline)
 		}
 		if got := judged(t, policy.Restricted, "container", list); got != tt.restricted {
-			t.Errorf("port %d: the policy restricted refuses %q, want %q", tt.port, got, tt.restricted)
+			t.Errorf("for port %d in ingress mode, the policy restricted refuses the asks %q, want %q", tt.port, got, tt.restricted)
 		}
 	}
 }
@@ -375,7 +375,7 @@ func TestRefusalsNameTheHook(t *testing.T) {
 				got = slices.DeleteFunc(got, func(v policy.Violation) bool { return !strings.Contains(v.Field, ".user") })
 			}
 			if text := policy.Text(got); text != strings.Join(want, "\n") {
-				t.Errorf("the policy says\n%s\nwant\n%s", text, strings.Join(want, "\n"))
+				t.Errorf("the policy refuses the hook with\n%s\nwant\n%s", text, strings.Join(want, "\n"))
 			}
 		})
 	}
@@ -383,6 +383,6 @@ func TestRefusalsNameTheHook(t *testing.T) {
 	users := &policy.Policy{Name: "strict", Kinds: []string{"*"}, Images: []string{"*"}, Users: []string{"", "1000"}}
 	want := "container.pre_stop[0].user: \"0\" " + by + "users): allowed are , 1000"
 	if text := policy.Text(policy.Judge(users, policy.Workload{Asks: Container(c, "x")})); text != want {
-		t.Errorf("the policy says of a hook of a container\n%s\nwant\n%s", text, want)
+		t.Errorf("the policy refuses the hook of a container with\n%s\nwant\n%s", text, want)
 	}
 }

@@ -97,12 +97,12 @@ func TestEveryKeyOfComposeIsJudgedOrHarmless(t *testing.T) {
 	known := strings.Fields(judgedFields)
 	for _, k := range known {
 		if strings.HasSuffix(k, ".*") {
-			t.Errorf("%s: name each key that is judged", k)
+			t.Errorf("judgedFields has the pattern %s, want that it names each key within it", k)
 		}
 	}
 	for keys, why := range harmlessFields {
 		if why == "" {
-			t.Errorf("%s: a reason is missing", keys)
+			t.Errorf("harmlessFields has no reason for the keys %s, want one", keys)
 		}
 		known = append(known, strings.Fields(keys)...)
 	}
@@ -119,13 +119,13 @@ func TestEveryKeyOfComposeIsJudgedOrHarmless(t *testing.T) {
 				}
 			}
 			if !found {
-				t.Errorf("Compose has the key %s%s: make an ask for it, or say why it needs none", at, key)
+				t.Errorf("Compose has the key %s%s, which is in neither list: let Project make an ask for it, or add it to harmlessFields with a reason", at, key)
 			}
 		}
 	}
 	for _, k := range known {
 		if !used[k] {
-			t.Errorf("Compose has no key %s", k)
+			t.Errorf("the lists of this test have the key %s, which Compose does not have", k)
 		}
 	}
 }
