@@ -10,15 +10,15 @@ import (
 // owed is the exit of an instance of a job that ended by itself, and that the record of the job does not show yet.
 type owed struct {
 	node   string
-	create uint64 // create index of the record
+	create uint64 // create index of the job's record
 	order  fsm.Generation
 	disk   *disk
 	run    string // id of the instance on its engine
-	made   int    // number of the engine
+	made   int    // number of the engine that ran the instance; a wiped machine gets a new engine
 	code   int
 	good   bool // the exit code means success
 	leased bool // the job must be stopped when the lease of its node ends
-	boot   int  // number of power losses of the machine
+	boot   int  // number of power losses of the machine when the instance ended
 }
 
 // lives reports whether the machine still has the state file of the agent and the engine that know the exit. After a power

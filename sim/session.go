@@ -20,8 +20,8 @@ import (
 	speclib "github.com/persys/compute/spec"
 )
 
-// unknownEngine is the part of a refused registration that says that the advice to fence the node is true only if the machine
-// has another engine than the former instance of the node.
+// unknownEngine is a text in the refusal of a registration. It says that the advice in the refusal, to fence the node, is
+// right only if the machine has another engine than the former instance of the node.
 const unknownEngine = "not known whether both use the same engine"
 
 // session is an agent's session with the schedulers. Package heartbeat decides what the agent sends and when; the simulator

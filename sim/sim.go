@@ -182,7 +182,7 @@ const (
 	SuccessIgnored             // the planner orders jobs again that have reported success
 	DeadlinesDropped           // drains have no deadline, so that they move running jobs at once
 	JobsStay                   // drains never move running jobs
-	AdviceToAll                // each refused registration is taken as the advice to fence the node
+	AdviceToAll                // the operator takes each refused registration as the advice to fence the node
 	ExitsForgotten             // an agent that starts removes the ended instances of jobs before it looks at them
 )
 
@@ -226,7 +226,7 @@ type Report struct {
 	Jobs      int // number of jobs that ended
 	Spared    int // number of jobs that succeeded on a draining node before the deadline of the drain
 	Overdue   int // number of running jobs that a drain moved after its deadline
-	Emptied   int // number of checks, without faults, of what is left on a node after the deadline of its drain
+	Emptied   int // number of checks, in runs without faults, that no workload is left on a node after the deadline of its drain
 	Advices   int // number of times that a machine was advised to have its node fenced
 	Entries   int
 	Virtual   time.Duration

@@ -162,9 +162,9 @@ func TestOracleFindsWorkloadOnTwoNodes(t *testing.T) {
 		forced int64 // time since a user deleted the workload with --force; never = it was not deleted
 		found  bool
 	}{
-		{"without delete --force", never, true},
-		{"after delete --force", sec, false},
-		{"long after delete --force", overlapAllowed + sec, true},
+		{"without delete --force, a workload on two nodes is a violation", never, true},
+		{"just after delete --force, it is no violation", sec, false},
+		{"long after delete --force, it is a violation", overlapAllowed + sec, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := &world{hash: xxhash.New(), oracle: newOracle()}
@@ -180,15 +180,15 @@ func TestOracleFindsWorkloadOnTwoNodes(t *testing.T) {
 			}
 			w.begun(w.machines[0], w.machines[0].engine.has["w1"])
 			if v := w.report.Violation; (v != nil) != c.found {
-				t.Errorf("the oracle reported %+v, want a violation exactly in the cases that say so", v)
+				t.Errorf("the oracle reported %+v, want a violation: %t", v, c.found)
 			}
 		})
 	}
 }
 
 // TestASabotagedFenceIsFound switches off one safety mechanism at a time and expects the simulator to
-// report a broken promise. A simulator that cannot find such faults would prove nothing by a run without a
-// report.
+// report a broken promise. If the simulator could not find such faults, a run without a violation would prove
+// nothing.
 func TestASabotagedFenceIsFound(t *testing.T) {
 	late := MessageDelay | MessageDup | MessageLoss
 	for _, c := range []struct {
@@ -220,7 +220,7 @@ func TestASabotagedFenceIsFound(t *testing.T) {
 			}
 			v := bad[0].Violation
 			if !strings.Contains(fmt.Sprint(c.rules), v.Rule) {
-				t.Fatalf("the violation breaks rule %q, want a rule that fits the switched-off mechanism: %s", v.Rule, bad[0])
+				t.Fatalf("the violation breaks rule %q, want one of the rules %q, which the switched-off mechanism keeps: %s", v.Rule, c.rules, bad[0])
 			}
 			t.Logf("seed %d after %s: %s: %s", bad[0].Config.Seed, v.At, v.Rule, v.Detail)
 		})
@@ -236,13 +236,13 @@ func TestFencersKeepExclusiveWorkloadsSingle(t *testing.T) {
 		t.Error(r)
 	}
 	faults := AgentCrash | AgentPause | LinkCut | ReplicaCut | ClockTrouble | Fencers
-	for name, fence := range map[string]Sabotage{"fencers do nothing": NoFencer, "the bound is too short": ShortBound} {
+	for name, fence := range map[string]Sabotage{"fencers do nothing": NoFencer, "nodes register a fence bound shorter than their fencers need": ShortBound} {
 		bad := each(t, 1, 100, 1, func(seed uint64) Config { return Config{Seed: seed, Faults: faults, Sabotage: fence} })
 		if len(bad) == 0 {
 			t.Fatalf("%s: the simulator must find a violation, but found none", name)
 		}
 		if v := bad[0].Violation; v.Rule != "exclusive" {
-			t.Fatalf("%s: the violation breaks rule %q, want exclusive: %s", name, v.Rule, bad[0])
+			t.Fatalf("%s: the violation breaks rule %q, want rule \"exclusive\": %s", name, v.Rule, bad[0])
 		}
 		t.Logf("%s: seed %d after %s: %s", name, bad[0].Config.Seed, bad[0].Violation.At, bad[0].Violation.Detail)
 	}
@@ -306,7 +306,7 @@ func TestHangingDisksBreakNothing(t *testing.T) {
 		t.Fatal("leaders kept leading while their disks hung, so the simulator must find a violation, but found none")
 	}
 	if v := bad[0].Violation; v.Rule != "lease" {
-		t.Fatalf("the violation breaks rule %q, want lease: %s", v.Rule, bad[0])
+		t.Fatalf("the violation breaks rule %q, want rule \"lease\": %s", v.Rule, bad[0])
 	}
 	t.Logf("keeps leading: seed %d after %s: %s", bad[0].Config.Seed, bad[0].Violation.At, bad[0].Violation.Detail)
 }
@@ -325,7 +325,7 @@ func TestRolloutsKeepTheBound(t *testing.T) {
 		t.Fatal("all members were changed at once, so the simulator must find a violation, but found none")
 	}
 	if v := bad[0].Violation; v.Rule != "rollout" {
-		t.Fatalf("the violation breaks rule %q, want rollout: %s", v.Rule, bad[0])
+		t.Fatalf("the violation breaks rule %q, want rule \"rollout\": %s", v.Rule, bad[0])
 	}
 	t.Logf("found an update of all members at once: seed %d: %s", bad[0].Config.Seed, bad[0].Violation.Detail)
 }
@@ -374,7 +374,7 @@ func TestEachTimeOfACronHasOneRun(t *testing.T) {
 		t.Fatal("late times had no runs, so the simulator must find a violation, but found none")
 	}
 	if v := late[0].Violation; v.Rule != "cron" {
-		t.Fatalf("the violation breaks rule %q, want cron: %s", v.Rule, late[0])
+		t.Fatalf("the violation breaks rule %q, want rule \"cron\": %s", v.Rule, late[0])
 	}
 	t.Logf("found a time without a run: seed %d: %s", late[0].Config.Seed, late[0].Violation.Detail)
 }
@@ -394,7 +394,7 @@ func TestJobsThatSucceededStaySo(t *testing.T) {
 	}
 	t.Logf("%d jobs ended", ended.Load())
 	if n := ended.Load(); n < int64(count) {
-		t.Errorf("only %d jobs ended in %d runs, so the runs prove little", n, 2*count)
+		t.Errorf("%d jobs ended in %d runs, want at least %d: with fewer jobs, the test does not check enough", n, 2*count, count)
 	}
 	for _, c := range []struct {
 		what     string
@@ -409,7 +409,7 @@ func TestJobsThatSucceededStaySo(t *testing.T) {
 		if len(bad) == 0 {
 			t.Errorf("the run had %s, so the simulator must find a violation, but found none", c.what)
 		} else if v := bad[0].Violation; v.Rule != c.rule {
-			t.Errorf("%s: the violation breaks rule %q, want %s: %s", c.what, v.Rule, c.rule, bad[0])
+			t.Errorf("%s: the violation breaks rule %q, want rule %q: %s", c.what, v.Rule, c.rule, bad[0])
 		} else {
 			t.Logf("found %s: seed %d: %s", c.what, bad[0].Config.Seed, v.Detail)
 		}
@@ -432,15 +432,15 @@ func TestDrainsLetRunningJobsEnd(t *testing.T) {
 	}
 	t.Logf("%d jobs ended on a draining node, %d were moved after the deadline, %d nodes were checked after it", spared.Load(), overdue.Load(), emptied.Load())
 	if n := int64(count); spared.Load() < n/4 || overdue.Load() < n/20 || emptied.Load() < n*9/10 {
-		t.Errorf("only %d jobs ended on a draining node, %d were moved after the deadline, and %d nodes were checked after it in %d runs, so the runs prove little",
-			spared.Load(), overdue.Load(), emptied.Load(), count)
+		t.Errorf("in %d runs, %d jobs ended on a draining node, %d were moved after the deadline, and %d nodes were checked after it, want at least %d, %d and %d",
+			count, spared.Load(), overdue.Load(), emptied.Load(), n/4, n/20, n*9/10)
 	}
 	for name, s := range map[string]Sabotage{"drains move jobs at once": DeadlinesDropped, "drains never move jobs": JobsStay} {
 		bad := each(t, 1, 60, 1, func(seed uint64) Config { return Config{Seed: seed, Faults: Operator | Jobs | Drains, Sabotage: s} })
 		if len(bad) == 0 {
 			t.Errorf("%s, so the simulator must find a violation, but found none", name)
 		} else if v := bad[0].Violation; v.Rule != "drain" {
-			t.Errorf("%s: the violation breaks rule %q, want rule drain: %s", name, v.Rule, bad[0])
+			t.Errorf("%s: the violation breaks rule %q, want rule \"drain\": %s", name, v.Rule, bad[0])
 		} else {
 			t.Logf("%s: seed %d: %s", name, bad[0].Config.Seed, v.Detail)
 		}
@@ -458,14 +458,14 @@ func TestFencesAreAdvisedOnlyIfTrue(t *testing.T) {
 		t.Error(r)
 	}
 	if advices.Load() == 0 {
-		t.Error("no machine was advised to have its node fenced, so the runs prove nothing")
+		t.Error("no machine was advised to have its node fenced in 150 runs, want at least one advice")
 	}
 	bad := each(t, 1, 60, 1, func(seed uint64) Config { return Config{Seed: seed, Faults: StateLoss, Sabotage: AdviceToAll} })
 	if len(bad) == 0 {
 		t.Fatal("all refusals were taken as the advice to fence, so the simulator must find a violation, but found none")
 	}
 	if v := bad[0].Violation; v.Rule != "advice" {
-		t.Fatalf("the violation breaks rule %q, want advice: %s", v.Rule, bad[0])
+		t.Fatalf("the violation breaks rule %q, want rule \"advice\": %s", v.Rule, bad[0])
 	}
 	t.Logf("%d advices; found false advice: seed %d: %s", advices.Load(), bad[0].Config.Seed, bad[0].Violation.Detail)
 }
@@ -492,7 +492,7 @@ func TestWorkloadsLeaveMachinesThatCannotRunThem(t *testing.T) {
 		t.Error(r)
 	}
 	if moved.Load() == 0 {
-		t.Error("no workload left a machine that could not run it, so the runs prove nothing")
+		t.Error("no workload left a machine that could not run it, want at least one such workload")
 	}
 	bad := each(t, 1, 30, 1, func(seed uint64) Config {
 		return Config{Seed: seed, Faults: NodeTrouble, Sabotage: NoMoves, Settle: 5 * time.Minute}
@@ -501,7 +501,7 @@ func TestWorkloadsLeaveMachinesThatCannotRunThem(t *testing.T) {
 		t.Fatal("no workload may move, so the simulator must find a violation, but found none")
 	}
 	if v := bad[0].Violation; v.Rule != "desired state" {
-		t.Fatalf("the violation breaks rule %q, want desired state: %s", v.Rule, bad[0])
+		t.Fatalf("the violation breaks rule %q, want rule \"desired state\": %s", v.Rule, bad[0])
 	}
 	t.Logf("%d moves; found a planner that moves nothing: seed %d: %s", moved.Load(), bad[0].Config.Seed, bad[0].Violation.Detail)
 }
@@ -521,7 +521,7 @@ func TestRebalancingKeepsItsPromises(t *testing.T) {
 		}
 	}
 	if moves.Load() < int64(count)/4 {
-		t.Errorf("only %d moves in %d runs, so the runs prove little", moves.Load(), 2*count)
+		t.Errorf("the leader made %d moves in %d runs, want at least %d: with fewer moves, the test does not check enough", moves.Load(), 2*count, count/4)
 	}
 	bad := each(t, 1, 1000, 1, func(seed uint64) Config {
 		return Config{Seed: seed, Faults: Rebalancing, Sabotage: StaleMoves, Trouble: 4 * time.Minute, Check: 200}
@@ -530,7 +530,7 @@ func TestRebalancingKeepsItsPromises(t *testing.T) {
 		t.Fatal("planned moves were made without a second check, so the simulator must find a violation, but found none")
 	}
 	if v := bad[0].Violation; v.Rule != "rebalance" {
-		t.Fatalf("the violation breaks rule %q, want rebalance: %s", v.Rule, bad[0])
+		t.Fatalf("the violation breaks rule %q, want rule \"rebalance\": %s", v.Rule, bad[0])
 	}
 	t.Logf("%d moves; found a move that was not checked a second time: seed %d: %s", moves.Load(), bad[0].Config.Seed, bad[0].Violation.Detail)
 }
