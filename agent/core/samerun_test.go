@@ -23,7 +23,7 @@ func TestStepReportsAnExitUnderARenewedOrder(t *testing.T) {
 		{"the run was stopped because the lease ended", gen(6), true, true},
 	} {
 		for code, state := range map[int]workload.State{0: workload.Stopped, 3: workload.Failed} {
-			h := restoredJob(t, false, Failure{})
+			h := restoredJob(t, workload.Container, pending[""], Failure{})
 			in := *h.s.Get("pack").Intent
 			o := workload.Observed{
 				ID: "pack", State: state, Content: "c1:a", Generation: gen(6), RuntimeID: "r1", ExitCode: code,
