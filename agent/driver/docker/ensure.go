@@ -164,7 +164,7 @@ func (d *Driver) ensureOnce(ctx context.Context, spec driver.Spec, want settings
 	if err := d.connect(ctx, spec, keep); err != nil {
 		return d.undone(ctx, spec, keep, err)
 	}
-	return d.undone(ctx, spec, keep, d.settle(ctx, keep, spec.Running, want.hooks.PostStart))
+	return d.undone(ctx, spec, keep, d.settle(ctx, spec.ID, keep, spec.Running, want.hooks.PostStart))
 }
 
 // undone returns an error that wraps inFlight if the error cause means that the container (parameter in)
@@ -396,7 +396,7 @@ func (d *Driver) nameTaken(ctx context.Context, spec driver.Spec, name string, c
 
 // settle starts an existing container and runs its post_start hooks if running is true, and stops it if running is false.
 // If a hook fails, settle stops the container with a short grace period, so that the next start runs the hooks again.
-func (d *Driver) settle(ctx context.Context, in *instance, running bool, postStart []types.ServiceHook) error {
+func (d *Driver) settle(ctx context.Context, id driver.ID, in *instance, running bool, postStart []types.ServiceHook) error {
 	if !running {
 		if !active(in.State) {
 			return nil
@@ -408,7 +408,7 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool, postSta
 		if !d.eng.Unready(in.ID) {
 			return nil
 		}
-		if err := d.eng.StopFailed(ctx, in.ID); err != nil {
+		if err := d.stopFailed(ctx, id, in); err != nil {
 			return err
 		}
 	case container.StatePaused:
@@ -426,9 +426,18 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool, postSta
 		if ctx.Err() != nil {
 			return ctx.Err() // a new order has come: it decides whether the container stops, and must not wait for a stop here
 		}
-		return errors.Join(err, d.eng.StopFailed(ctx, in.ID))
+		return errors.Join(err, d.stopFailed(ctx, id, in))
 	}
 	return nil
+}
+
+// stopFailed stops the container of a workload whose post_start hooks failed or were interrupted. Like stop, it first waits
+// until nodes no longer send the container new connections.
+func (d *Driver) stopFailed(ctx context.Context, id driver.ID, in *instance) error {
+	if d.opt.Networks != nil {
+		d.opt.Networks.Withdraw(ctx, id)
+	}
+	return d.eng.StopFailed(ctx, in.ID)
 }
 
 func active(state container.ContainerState) bool {

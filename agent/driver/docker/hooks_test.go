@@ -64,6 +64,65 @@ func TestAFailedPostStartStopsTheContainer(t *testing.T) {
 	}
 }
 
+// withdrawals records the workloads for which Withdraw was called while their containers ran.
+type withdrawals struct {
+	driver.Networks
+	running func(driver.ID) bool
+	of      []driver.ID
+}
+
+func (w *withdrawals) Withdraw(_ context.Context, id driver.ID) {
+	if w.running(id) {
+		w.of = append(w.of, id)
+	}
+}
+
+func (w *withdrawals) Leave(driver.ID, ...uint32) error { return nil }
+
+// Nodes stop sending new connections to a container before it is stopped because a post_start hook failed or was interrupted.
+func TestAContainerIsWithdrawnBeforeTheStopOfAFailedPostStart(t *testing.T) {
+	networks := &withdrawals{}
+	b := newBench(t, func(o *docker.Options) { o.Networks = networks })
+	networks.running = func(id driver.ID) bool {
+		in, err := b.cli.ContainerInspect(b.ctx, string(id), client.ContainerInspectOptions{})
+		return err == nil && in.Container.State.Running
+	}
+	body := containerBody(b.image, "serve")
+	body.PostStart = []*agentv1.Hook{{Command: []string{"/probe", "wait"}}}
+	spec := b.spec("hookdrawn", body)
+	ctx, cancel := context.WithCancel(b.ctx)
+	done := make(chan error, 1)
+	go func() { done <- b.d.Ensure(ctx, spec) }()
+	b.await(spec.ID, "running", func(o driver.Observed) bool { return o.State == driver.Running })
+	time.Sleep(time.Second) // the hook runs
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Fatalf("Ensure returned %v, want the end of its context", err)
+	}
+	if len(networks.of) != 0 {
+		t.Fatalf("Withdraw was called for %q before any stop", networks.of)
+	}
+	ctx, cancel = context.WithTimeout(b.ctx, 8*time.Second)
+	defer cancel()
+	if err := b.d.Ensure(ctx, spec); err == nil {
+		t.Fatal("Ensure returned nil, but the hook does not end")
+	}
+	if len(networks.of) != 1 || networks.of[0] != spec.ID {
+		t.Errorf("after an interrupted hook, Withdraw was called for %q, want once for %s", networks.of, spec.ID)
+	}
+
+	networks.of = nil
+	body = containerBody(b.image, "serve")
+	body.PostStart = []*agentv1.Hook{{Command: []string{"/probe", "say", "", "no database", "3"}}}
+	spec = b.spec("hookdrawn2", body)
+	if err := b.d.Ensure(b.ctx, spec); err == nil {
+		t.Fatal("Ensure returned nil, but the hook failed")
+	}
+	if len(networks.of) != 1 || networks.of[0] != spec.ID {
+		t.Errorf("after a failed hook, Withdraw was called for %q, want once for %s", networks.of, spec.ID)
+	}
+}
+
 // The stop after a failed post_start is short, whatever the grace period of the container is, because new orders wait for
 // it.
 func TestAFailedPostStartStopsTheContainerSoon(t *testing.T) {
