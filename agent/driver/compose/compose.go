@@ -358,7 +358,7 @@ func (l *library) up(ctx context.Context, p *stack, running bool) error {
 	if !running {
 		return l.svc.Create(ctx, p.project, create)
 	}
-	return l.svc.Up(ctx, p.project, api.UpOptions{Create: create, Start: api.StartOptions{Project: p.project}})
+	return hookOf(l.svc.Up(ctx, p.project, api.UpOptions{Create: create, Start: api.StartOptions{Project: p.project}}))
 }
 
 func (l *library) start(ctx context.Context, project string, members []member, done map[string]bool) error {
@@ -387,7 +387,7 @@ func (l *library) start(ctx context.Context, project string, members []member, d
 		*s.Scale++
 		p.Services[m.service] = s
 	}
-	return l.svc.Start(ctx, project, api.StartOptions{Project: p})
+	return hookOf(l.svc.Start(ctx, project, api.StartOptions{Project: p}))
 }
 
 func (l *library) stop(ctx context.Context, project string, grace time.Duration) error {

@@ -1,6 +1,7 @@
 package compose_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,9 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/docker/compose/v5/pkg/api"
 	"github.com/moby/moby/client"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/compose"
 	"github.com/persys/compute/agent/driver/drivertest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
@@ -165,5 +168,35 @@ func TestAFailedPostStartOfAStackRunsAgain(t *testing.T) {
 	b.ensure(spec)
 	if said := b.said(spec.ID); said("hook-up") != 6 {
 		t.Errorf("post_start ran %d times, want 6", said("hook-up"))
+	}
+}
+
+// The reason of a failed start is visible to people who may not see the secrets of the stack. The output of a pre_start hook may
+// hold them, and it must not choose the class of the failure.
+func TestTheErrorOfAPreStartHookHasNoOutput(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec("prestart", b.yaml(`services:
+  app:
+    image: IMAGE
+    environment: {IN: hunter2-env}
+    pre_start:
+      - command: [say, "", "hunter2-env and hunter2-hook: no space left on device", "3"]
+        environment: {HOOK: hunter2-hook}
+`))
+	b.Cleanup(func() { // Compose keeps the container of the hook, without the labels of the workload
+		filters := make(client.Filters).Add("label", api.ProjectLabel+"="+compose.ProjectName(spec.ID), api.HookLabel+"=pre_start")
+		left, err := b.cli.ContainerList(context.Background(), client.ContainerListOptions{All: true, Filters: filters})
+		if err != nil {
+			b.Error(err)
+		}
+		for _, c := range left.Items {
+			if _, err := b.cli.ContainerRemove(context.Background(), c.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true}); err != nil {
+				b.Error(err)
+			}
+		}
+	})
+	err := b.d.Ensure(b.ctx, spec)
+	if driver.ClassOf(err) != driver.RuntimeError || !strings.Contains(err.Error(), `service "app" pre_start[0] exited with code 3 (hook container `) || strings.Contains(err.Error(), "hunter2") {
+		t.Errorf("Ensure returned %v, want a RuntimeError with the hook and its exit code, without its output", err)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/moby"
 	stackservice "github.com/persys/compute/stack/service"
 )
 
@@ -169,6 +170,9 @@ func (c *program) exec(ctx context.Context, project, dir string, stdin []byte, a
 	}
 	if errors.Is(err, exec.ErrNotFound) {
 		return driver.Errorf(driver.RuntimeUnhealthy, "compose", "PERSYS_COMPOSE_BINARY: %w", err)
+	}
+	if hook := hookText(strings.TrimSpace(said.String())); hook != "" {
+		return driver.Errorf(driver.RuntimeError, args[0], "%s %s: %w: %w", c.words[0], args[0], err, moby.HookError(hook))
 	}
 	return fmt.Errorf("%s %s: %w: %s", c.words[0], args[0], err, driver.Bound(strings.TrimSpace(said.String())))
 }
