@@ -211,8 +211,8 @@ func (r *Runner) command(ctx context.Context) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// ended returns the error for a child that ended without an answer, from the state of ctx, the error of the
-// process, and its standard error.
+// ended returns the error for a child that ended without an answer, as it follows from the end of ctx, the
+// exit status of the process (err), and its standard error (said).
 func (r *Runner) ended(ctx context.Context, err error, said string) error {
 	var exit *exec.ExitError
 	first, _, _ := strings.Cut(strings.TrimSpace(said), "\n")

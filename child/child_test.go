@@ -78,7 +78,7 @@ func runner() *Runner {
 func TestRunReturnsTheAnswer(t *testing.T) {
 	var got string
 	if err := runner().Run(t.Context(), "something", &got); err != nil || got != "did something" {
-		t.Errorf("Run of a task that succeeds returned %q, error %v, want its answer", got, err)
+		t.Errorf("Run of a task that succeeds returned %q, error %v, want \"did something\", the answer of the task", got, err)
 	}
 	err := runner().Run(t.Context(), "fail", &got)
 	if err == nil || !strings.Contains(err.Error(), "the task's own error") {
@@ -125,7 +125,7 @@ func TestLimitsEndTheChild(t *testing.T) {
 func TestAFileThatIsTooLong(t *testing.T) {
 	defer os.Remove(filepath.Join(os.TempDir(), "persys-child-test"))
 	if err := runner().Run(t.Context(), "file", new(any)); err == nil || !strings.Contains(err.Error(), "file too large") {
-		t.Errorf("Run of a task that writes too long a file returned %v, want that the file is too large", err)
+		t.Errorf("Run of a task that writes a file above Limits.FileSize returned %v, want the error \"file too large\"", err)
 	}
 }
 

@@ -36,8 +36,8 @@ func limit(l Limits) error {
 	return nil
 }
 
-// dataSegment returns the present size of this process's data segment in bytes, to which the memory limit is
-// added.
+// dataSegment returns the present size of this process's data segment in bytes. The memory limit is this size
+// plus Limits.Memory.
 func dataSegment() (uint64, error) {
 	text, err := os.ReadFile("/proc/self/status")
 	if err != nil {

@@ -2,7 +2,7 @@
 
 package child
 
-// The factors by which the race detector increases the memory and the CPU time of a program: 1,
+// The race detector multiplies the memory and the CPU time that a program needs by these factors. They are 1,
 // because this build has no race detector.
 const (
 	memoryFactor = 1

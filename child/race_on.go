@@ -2,7 +2,7 @@
 
 package child
 
-// The factors by which the race detector increases the memory and the CPU time that a program needs.
+// The race detector multiplies the memory and the CPU time that a program needs by these factors.
 const (
 	memoryFactor = 10
 	cpuFactor    = 4

@@ -56,32 +56,32 @@ func TestRulesOfNumbers(t *testing.T) {
 	is := func(what, rule string, taken bool) {
 		t.Helper()
 		if (rule == "") != taken {
-			t.Errorf("%s: the returned rule is %q, want a rule only for a refused value", what, rule)
+			t.Errorf("for %s the check returned the rule %q, want a rule if the value must be refused, and \"\" otherwise", what, rule)
 		}
 	}
 	is("the longest argument", Arg(131071), true)
 	is("an argument that is too long", Arg(131072), false)
-	is("all arguments", Args(2<<20), true)
-	is("too many arguments", Args(2<<20+1), false)
-	is("no time", HealthTime(0), true)
-	is("a millisecond", HealthTime(time.Millisecond), true)
+	is("arguments of the maximum total size", Args(2<<20), true)
+	is("arguments above the maximum total size", Args(2<<20+1), false)
+	is("a health check's time of 0, which selects the default", HealthTime(0), true)
+	is("a health check's time of a millisecond, the minimum", HealthTime(time.Millisecond), true)
 	is("less", HealthTime(time.Millisecond-1), false)
-	is("a negative time", HealthTime(-1), false)
-	is("equal limits", Ulimit("nofile", 5, 5), true)
-	is("no limits", Ulimit("core", -1, -1), true)
-	is("a soft limit", Ulimit("core", 0, -1), true)
-	is("soft above hard", Ulimit("nofile", 6, 5), false)
-	is("soft without limit", Ulimit("nofile", -1, 5), false)
+	is("a negative time in a health check", HealthTime(-1), false)
+	is("a ulimit whose soft limit equals its hard limit", Ulimit("nofile", 5, 5), true)
+	is("a ulimit without soft and hard limit", Ulimit("core", -1, -1), true)
+	is("a ulimit with a soft limit only", Ulimit("core", 0, -1), true)
+	is("a ulimit whose soft limit is above its hard limit", Ulimit("nofile", 6, 5), false)
+	is("a ulimit without a soft limit, but with a hard limit", Ulimit("nofile", -1, 5), false)
 	is("a ulimit below -1, which means no limit", Ulimit("nofile", -2, -2), false)
 	is("RLIMIT_NOFILE", Ulimit("RLIMIT_NOFILE", 1, 1), false)
-	is("a device", Device("/dev/a", "/dev/b", "rwm"), true)
-	is("a device of CDI", Device("nvidia.com/gpu=all", "nvidia.com/gpu=all", "rwm"), true)
+	is("a device with absolute paths", Device("/dev/a", "/dev/b", "rwm"), true)
+	is("a device with a CDI name", Device("nvidia.com/gpu=all", "nvidia.com/gpu=all", "rwm"), true)
 	is("a device with a relative path in the container", Device("/dev/a", "b", "rwm"), false)
 	is("a network sysctl in a container with its own network", Sysctl("net/core/somaxconn", true, true), true)
 	is("a network sysctl in a container on the node's network", Sysctl("net.core.somaxconn", false, true), false)
 	is("an IPC sysctl in a container in the node's IPC namespace", Sysctl("fs.mqueue.msg_max", true, false), false)
 	is("a sysctl of the whole node", Sysctl("kernel.panic", true, true), false)
-	is("a check", HealthTest([]string{"CMD-SHELL", "a"}), true)
+	is("a health check with a command", HealthTest([]string{"CMD-SHELL", "a"}), true)
 	is("the health check of the image", HealthTest(nil), true)
 	is("a health check without a command", HealthTest([]string{"CMD"}), false)
 	for _, c := range []struct {
@@ -89,7 +89,7 @@ func TestRulesOfNumbers(t *testing.T) {
 		field         string
 	}{{0, 0, ""}, {1000, 1000, ""}, {999, 0, "cpu_period"}, {1_000_001, 0, "cpu_period"}, {0, 999, "cpu_quota"}, {0, -1, ""}} {
 		if field, _ := CPUTime(c.period, c.quota); field != c.field {
-			t.Errorf("CPUTime of period %d and quota %d names the field %q, want %q", c.period, c.quota, field, c.field)
+			t.Errorf("CPUTime of period %d µs and quota %d µs returned the wrong field %q, want %q", c.period, c.quota, field, c.field)
 		}
 	}
 }
@@ -100,6 +100,6 @@ func TestGuestMACDependsOnClusterWorkloadAndCard(t *testing.T) {
 		t.Errorf("GuestMAC returned %s, which breaks the rule of MAC addresses: %s", first, rule)
 	}
 	if first != GuestMAC("c", "web", 0) || first == GuestMAC("c", "web", 1) || first == GuestMAC("d", "web", 0) || first == GuestMAC("c", "api", 0) {
-		t.Errorf("the address %s must depend on cluster, workload and card, and on nothing else", first)
+		t.Errorf("GuestMAC must return %s again for the same cluster, workload and card, and another address if one of them differs", first)
 	}
 }

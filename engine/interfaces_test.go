@@ -10,7 +10,7 @@ func TestInsideInterface(t *testing.T) {
 		"eth0": false, "enp3s0": false, "br0": false, "vmbr0": false, "br-lan": false, "bond0": false, "wg0": false, "veth0": false,
 	} {
 		if got := InsideInterface(name); got != inside {
-			t.Errorf("%s is an interface inside the machine: %t, want %t", name, got, inside)
+			t.Errorf("InsideInterface(%q) = %t, want %t", name, got, inside)
 		}
 	}
 }
