@@ -103,8 +103,8 @@ type Spec struct {
 	// enforce the limit, the driver sets it on the engine and List reports Observed.DiskCapped. Otherwise the
 	// agent measures the disk use.
 	DiskLimit int64
-	// Repeats means that the agent starts the workload again by itself, without an order. The parts of a stack that
-	// have ended, and whose restart policies keep them so, are then not started.
+	// Repeats means that the agent starts the workload again by itself, without an order. In a stack, the
+	// driver then does not start parts that have ended and whose restart policies keep them ended.
 	Repeats bool
 	// Rules limit the rights of the workload on this machine; nil allows everything.
 	Rules *Rules

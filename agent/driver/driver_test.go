@@ -39,7 +39,7 @@ func TestGenerationsAreParsedAndPrinted(t *testing.T) {
 		}
 		return 1
 	}) {
-		t.Errorf("the generations are not in ascending order: %v", order)
+		t.Errorf("Less does not sort the generations %v in ascending order", order)
 	}
 }
 
@@ -52,13 +52,13 @@ func TestLabelsDecideOwnership(t *testing.T) {
 		want                    driver.Ownership
 	}{
 		{name: "our labels", workload: "w", cluster: "c1", node: "n1", want: driver.Owned},
-		{name: "another node of the cluster", workload: "w", cluster: "c1", node: "n2", want: driver.Sibling},
-		{name: "another cluster, the same node name", workload: "w", cluster: "c2", node: "n1", want: driver.Foreign},
-		{name: "no node, claimed by the store", workload: "mine", want: driver.Claimed},
-		{name: "no node, claimed, our cluster", workload: "mine", cluster: "c1", want: driver.Claimed},
-		{name: "no node, claimed, another cluster", workload: "mine", cluster: "c2", want: driver.Foreign},
+		{name: "labels with another node of the cluster", workload: "w", cluster: "c1", node: "n2", want: driver.Sibling},
+		{name: "labels with another cluster and the same node name", workload: "w", cluster: "c2", node: "n1", want: driver.Foreign},
+		{name: "no node label, and the store lists the workload", workload: "mine", want: driver.Claimed},
+		{name: "no node label, our cluster, and the store lists the workload", workload: "mine", cluster: "c1", want: driver.Claimed},
+		{name: "no node label, another cluster, and the store lists the workload", workload: "mine", cluster: "c2", want: driver.Foreign},
 		{name: "no node, unclaimed", workload: "w", want: driver.Foreign},
-		{name: "a node without cluster", workload: "mine", node: "n1", want: driver.Foreign},
+		{name: "a node label without a cluster label", workload: "mine", node: "n1", want: driver.Foreign},
 		{name: "no workload", cluster: "c1", node: "n1", want: driver.Foreign},
 		{name: "not managed", workload: "w", cluster: "c1", node: "n1", unmanaged: true, want: driver.Foreign},
 	} {
@@ -69,7 +69,7 @@ func TestLabelsDecideOwnership(t *testing.T) {
 			delete(labels, driver.LabelManaged)
 		}
 		if got := id.Of(labels); got != c.want {
-			t.Errorf("%s: the owner is %d, want %d", c.name, got, c.want)
+			t.Errorf("%s: Of returned the ownership %d, want %d", c.name, got, c.want)
 		}
 	}
 }
@@ -106,15 +106,15 @@ func TestEveryErrorClassHasACauseAndAReason(t *testing.T) {
 		driver.ImageNotOnNode:         {driver.Passing, "IMAGE_NOT_FOUND"},
 	}
 	if len(want) != len(driver.Classes()) {
-		t.Errorf("there are %d error classes, the contract has %d", len(driver.Classes()), len(want))
+		t.Errorf("package driver has %d error classes, the tables of the contract have %d", len(driver.Classes()), len(want))
 	}
 	for _, c := range driver.Classes() {
 		if got := (row{c.Cause(), c.FailureReason(driver.Container)}); got != want[c] {
-			t.Errorf("class %s has cause and reason %+v, want %+v", c, got, want[c])
+			t.Errorf("error class %s has the cause and the report's reason %+v, want %+v as in the contract", c, got, want[c])
 		}
 	}
 	if got := driver.RuntimeError.FailureReason(driver.VM); got != "VM_BOOT_FAILED" {
-		t.Errorf("the reason of a VM's runtime error is %s, want VM_BOOT_FAILED", got)
+		t.Errorf("a RuntimeError of a VM is reported with the reason %s, want VM_BOOT_FAILED", got)
 	}
 }
 
@@ -145,14 +145,14 @@ func TestBoundCutsLongText(t *testing.T) {
 	}
 	long := driver.Bound(strings.Repeat("ä", driver.MaxMetadata) + "z")
 	if len(long) > driver.MaxMetadata || !utf8.ValidString(long) || !strings.HasSuffix(long, "äz") {
-		t.Errorf("the shortened text has %d bytes and is valid UTF-8: %t; want at most MaxMetadata bytes, valid, with the end of the text", len(long), utf8.ValidString(long))
+		t.Errorf("Bound shortened a long text to %d bytes (valid UTF-8: %t); want at most MaxMetadata bytes, valid UTF-8 and the end of the text", len(long), utf8.ValidString(long))
 	}
 }
 
 func TestAnExitCountsAccordingToTheDesiredState(t *testing.T) {
 	failed := driver.Observed{State: driver.Failed, Class: driver.RuntimeError, Message: "exited with code 137"}
 	if got := failed.Under(false); got.State != driver.Stopped || got.Class != "" || got.Message != failed.Message {
-		t.Errorf("a failed instance that should be stopped is reported as %+v, want Stopped", got)
+		t.Errorf("an instance that failed while its desired state is stopped is reported as %+v, want Stopped", got)
 	}
 	partly := failed
 	partly.PartlyRunning = true
@@ -160,7 +160,7 @@ func TestAnExitCountsAccordingToTheDesiredState(t *testing.T) {
 		t.Errorf("a failed stack that should be stopped, and of which a service runs, is reported as %+v, want Running", got)
 	}
 	if got := failed.Under(true); got.State != driver.Failed {
-		t.Errorf("a failed instance that should run is reported as %+v, want Failed", got)
+		t.Errorf("an instance that failed while its desired state is running is reported as %+v, want Failed", got)
 	}
 }
 
@@ -175,17 +175,17 @@ func TestHintsNeverBlock(t *testing.T) {
 	go h.Send(ctx, out)
 	for _, want := range []driver.ID{"a", "b"} {
 		if got := <-out; got != want {
-			t.Errorf("the reader got the hint %q, want %q", got, want)
+			t.Errorf("the reader of the queue got the workload id %q, want %q", got, want)
 		}
 	}
 	select {
 	case got := <-out:
-		t.Errorf("hint %q was not coalesced", got)
+		t.Errorf("the reader got workload id %q again, but an id must be in the queue at most once", got)
 	case <-time.After(20 * time.Millisecond):
 	}
 	h.Add("c")
 	if got := <-out; got != "c" {
-		t.Errorf("the reader got the hint %q, want c", got)
+		t.Errorf("the reader of the queue got the workload id %q, want \"c\"", got)
 	}
 	cancel()
 	if _, open := <-out; open {

@@ -14,8 +14,8 @@ type Error struct {
 	Class Class
 	Op    string
 	Err   error
-	// Started: the call has started the instance as its Spec asks, and then a part of the instance failed. So the
-	// next start is a repetition (Spec.Repeats).
+	// Started: the call has started all parts of the instance as its Spec asks, and then a part failed. So
+	// the next start is one by the agent itself, without an order (Spec.Repeats).
 	Started bool
 }
 

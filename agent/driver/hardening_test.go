@@ -12,9 +12,9 @@ func TestContainersGetNoNewPrivileges(t *testing.T) {
 		privileged bool
 		want       []string
 	}{
-		{"a container without security options", nil, false, []string{"no-new-privileges:true"}},
+		{"a container without security options gets no-new-privileges", nil, false, []string{"no-new-privileges:true"}},
 		{"other options stay", []string{"seccomp=unconfined"}, false, []string{"seccomp=unconfined", "no-new-privileges:true"}},
-		{"a container that names no-new-privileges", []string{"no-new-privileges"}, false, []string{"no-new-privileges"}},
+		{"a container that names no-new-privileges keeps its options", []string{"no-new-privileges"}, false, []string{"no-new-privileges"}},
 		{"no-new-privileges turned off", []string{"no-new-privileges=false"}, false, []string{"no-new-privileges=false"}},
 		{"a privileged container", nil, true, nil},
 	} {

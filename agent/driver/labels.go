@@ -23,9 +23,9 @@ const (
 	// LabelDevices lists the CDI devices of a container, separated by commas. The docker driver uses it to find
 	// containers with devices, and then reads the devices from their settings.
 	LabelDevices = LabelPrefix + "devices"
-	// LabelRestart is the restart policy that the Compose file gives the service. The container itself does not show
-	// this policy: the engine does not distinguish `no` from an absent policy, and the driver gives containers of
-	// exclusive stacks no policy.
+	// LabelRestart is the restart policy that the Compose file gives the service. The policy of the container
+	// in the engine can differ: the engine does not distinguish `no` from an absent policy, and containers of
+	// exclusive stacks have no policy there.
 	LabelRestart = LabelPrefix + "restart"
 	// LabelAwaited marks the containers of services that another service waits for (service_completed_successfully),
 	// because some versions of Compose write no labels about dependencies.
@@ -172,9 +172,9 @@ func Labels(kind Kind, spec Spec, user map[string]string) map[string]string {
 	return out
 }
 
-// ContainerLabels returns the labels of a container for spec: those of Labels, and each further label
-// that agents read from containers, with an empty value. A container inherits every label of its image
-// that it does not set itself. Without the empty labels, the author of an image could choose the
+// ContainerLabels returns the labels of a container for spec: the labels that Labels returns, and with an
+// empty value every other label that agents read from containers. A container inherits every label of its
+// image that it does not set itself. Without the empty labels, the author of an image could choose the
 // container's namespace, or its hooks. A container that is no part of a stack also gets empty labels of
 // Compose: otherwise an image with such labels could make Compose treat the container as part of another
 // workload's stack.

@@ -16,10 +16,10 @@ import (
 func TestImagesCannotSetLabelsOfAgents(t *testing.T) {
 	set := driver.ContainerLabels(driver.Container, driver.Spec{ID: "a", Body: &agentv1.WorkloadSpec{}}, map[string]string{"persys.job": "true"})
 	if set[driver.LabelNamespace] != driver.DefaultNamespace || set[driver.LabelJob] != "" {
-		t.Errorf("the labels of a container are %v, want the default namespace and no job", set)
+		t.Errorf("ContainerLabels returned %v, want the default namespace, and an empty persys.job although the user set it", set)
 	}
 	if project, ok := set["com.docker.compose.project"]; !ok || project != "" {
-		t.Errorf("the labels of a container are %v, want an empty com.docker.compose.project", set)
+		t.Errorf("ContainerLabels returned %v, want an empty com.docker.compose.project", set)
 	}
 	raw, err := os.ReadFile("labels.go")
 	if err != nil {
@@ -46,7 +46,7 @@ func TestImagesCannotSetLabelsOfAgents(t *testing.T) {
 			t.Fatal(err)
 		}
 		if m := elsewhere.Find(raw); m != nil && !strings.HasSuffix(file, "_test.go") && !strings.HasSuffix(filepath.Dir(file), "test") {
-			t.Errorf("%s has %s: declare the label in labels.go and set it in ContainerLabels", file, m)
+			t.Errorf("%s contains the label %s: declare it in labels.go and set it in ContainerLabels", file, m)
 		}
 	}
 }

@@ -42,18 +42,18 @@ func TestRulesFollowLinks(t *testing.T) {
 		ask   policy.Ask
 		want  []string // parts of the expected error; empty if the workload is allowed
 	}{
-		{"a folder of the policy", Rules{Policies: []Rule{{Policy: shop}}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("srv/shop/a")}, nil},
+		{"a folder that the policy allows", Rules{Policies: []Rule{{Policy: shop}}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("srv/shop/a")}, nil},
 		{"the same folder by its real name", Rules{Policies: []Rule{{Policy: shop}}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("real/shop/a")}, nil},
-		{"a symbolic link out of the folder that the policy allows", Rules{Policies: []Rule{{Policy: shop, Next: "ask"}}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("srv/shop/out/ssh")},
+		{"a symbolic link that leads out of the folder that the policy allows", Rules{Policies: []Rule{{Policy: shop, Next: "ask"}}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("srv/shop/out/ssh")},
 			[]string{"at: ", strOf(at("srv/shop/out/ssh")), `policy "shop"`, "rule host_paths", "it leads to /etc/ssh", "; ask"}},
-		{"a disk of the policy", Rules{Policies: []Rule{{Policy: shop}}}, policy.Ask{Rule: policy.RuleDisk, Value: at("vms/a.qcow2")}, nil},
-		{"a disk behind a link", Rules{Policies: []Rule{{Policy: shop}}}, policy.Ask{Rule: policy.RuleDisk, Value: at("vms/etc/shadow")}, []string{"rule disks", "/etc/shadow"}},
+		{"a disk that the policy allows", Rules{Policies: []Rule{{Policy: shop}}}, policy.Ask{Rule: policy.RuleDisk, Value: at("vms/a.qcow2")}, nil},
+		{"a disk path that leads through a symbolic link to another folder", Rules{Policies: []Rule{{Policy: shop}}}, policy.Ask{Rule: policy.RuleDisk, Value: at("vms/etc/shadow")}, []string{"rule disks", "/etc/shadow"}},
 		{"a disk on the network", Rules{Policies: []Rule{wide}}, policy.Ask{Rule: policy.RuleDisk, Value: "rbd:pool/image"}, nil},
 
-		{"a later policy refuses", Rules{Policies: []Rule{wide, builtin(policy.Baseline)}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("real")},
+		{"the first policy allows a folder, the second refuses it", Rules{Policies: []Rule{wide, builtin(policy.Baseline)}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("real")},
 			[]string{`policy "baseline"`, "rule host_paths", "next step"}},
-		{"a folder of the agent", Rules{Policies: []Rule{{Policy: shop}}, Private: []string{at("state/db")}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("state")}, []string{`policy "shop"`, "rule protected_paths", at("state/db")}},
-		{"a folder of the agent under the policy privileged", Rules{Policies: []Rule{wide}, Private: []string{at("state/db")}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("state")}, nil},
+		{"a folder that contains the agent's state file", Rules{Policies: []Rule{{Policy: shop}}, Private: []string{at("state/db")}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("state")}, []string{`policy "shop"`, "rule protected_paths", at("state/db")}},
+		{"a folder that contains the agent's state file, under the policy privileged", Rules{Policies: []Rule{wide}, Private: []string{at("state/db")}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("state")}, nil},
 		{"the engine's folder under a policy that allows its parent", Rules{Policies: []Rule{{Policy: shop}}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("srv/shop/engine")}, []string{"rule host_paths"}},
 		{"the engine's folder as a disk", Rules{Policies: []Rule{{Policy: &policy.Policy{Name: "disks", Kinds: []string{"*"}, Disks: []string{"*"}}}}}, policy.Ask{Rule: policy.RuleDisk, Value: at("engine/layer")},
 			[]string{"rule engine_socket", at("engine")}},
@@ -69,7 +69,7 @@ func TestRulesFollowLinks(t *testing.T) {
 		{"the node's policy allows mounts of the protected folder", Rules{Protected: []string{at("scheduler")}, Open: []policy.HostPath{{Path: at("scheduler")}}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("scheduler/raft")}, nil},
 		{"the node's policy allows only read-only mounts of the protected folder", Rules{Protected: []string{at("scheduler")}, Open: []policy.HostPath{{Path: at("scheduler"), ReadOnly: true}}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("scheduler")}, []string{"rule protected_paths"}},
 		{"the node's policy allows mounts of a folder above the protected folder", Rules{Protected: []string{at("scheduler")}, Open: []policy.HostPath{{Path: dir}}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("scheduler")}, []string{"rule protected_paths"}},
-		{"another path", Rules{Policies: []Rule{wide}, Protected: []string{at("scheduler")}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("real")}, nil},
+		{"a path that is not protected", Rules{Policies: []Rule{wide}, Protected: []string{at("scheduler")}}, policy.Ask{Rule: policy.RuleHostPath, Value: at("real")}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.ask.Field = "at"
@@ -85,13 +85,13 @@ func TestRulesFollowLinks(t *testing.T) {
 			}
 			for _, word := range tt.want {
 				if !strings.Contains(err.Error(), word) {
-					t.Errorf("the refusal lacks %q: %v", word, err)
+					t.Errorf("the error of Judge lacks %q: %v", word, err)
 				}
 			}
 		})
 	}
 	if err := (Spec{}).Judge(Container, []policy.Ask{{Rule: policy.RulePrivileged, Value: "true"}}, nil); err != nil {
-		t.Errorf("without rules, Judge returned %v", err)
+		t.Errorf("without rules, Judge returned %v, want no error", err)
 	}
 }
 
@@ -103,7 +103,7 @@ func TestRulesJudgeAmounts(t *testing.T) {
 	small := &policy.Policy{Name: "small", Kinds: []string{"container"}, MaxMemory: 64, MaxCPU: 100}
 	err := Spec{Rules: &Rules{Policies: []Rule{{Policy: small}}, CPU: 100, Memory: 65}}.Judge(Container, nil, nil)
 	if err == nil || !strings.Contains(err.Error(), "rule max_memory_mib") || strings.Contains(err.Error(), "max_cpu") {
-		t.Errorf("a workload of 65 MiB under a limit of 64 MiB: Judge returned %v, want a violation of max_memory_mib only", err)
+		t.Errorf("a workload reserves 65 MiB under a policy with max_memory_mib 64: Judge returned %v, want an error about max_memory_mib only", err)
 	}
 	caps := make([]policy.Ask, 5)
 	for i := range caps {
@@ -130,7 +130,7 @@ func TestDefaultProcessLimitOfAPolicy(t *testing.T) {
 		want int64
 	}{{Spec{}, DefaultPids}, {limited(0, 32768), DefaultPids}, {limited(0, 200, 100), 100}} {
 		if got := c.spec.Pids(); got != c.want {
-			t.Errorf("the default limit is %d processes, want %d", got, c.want)
+			t.Errorf("a container without a process limit may have %d processes, want %d", got, c.want)
 		}
 	}
 }

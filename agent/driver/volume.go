@@ -45,9 +45,10 @@ type Namespaced interface {
 
 // VolumeOwner is implemented by drivers whose engine makes volumes that a specification names.
 type VolumeOwner interface {
-	// RemoveInstance is Remove for a workload that a person deleted without its volumes. It keeps the volumes that the
-	// specification names, and the folders that the workload uses like volumes, and removes everything else. If the
-	// workload is applied again on this machine, it uses them again.
+	// RemoveInstance is called in place of Remove for a workload that a person deleted without its volumes.
+	// It keeps the volumes that the specification names, and the folders that the workload uses like volumes.
+	// It removes everything else. If the workload is applied again on this machine, it uses the kept volumes
+	// and folders again.
 	RemoveInstance(ctx context.Context, id ID) error
 }
 

@@ -86,23 +86,23 @@ func TestUsageIsReadFromControlGroups(t *testing.T) {
 	}{
 		{"version 1", one, []string{"abc"}, driver.Usage{CPU: 2500 * time.Millisecond, Memory: 600, DiskRead: 11, DiskWrite: 20,
 			NetReceived: 700, NetSent: 300, Source: cgroup.Version1}, false},
-		{"cgroup v1 under systemd, container on the host's network", one, []string{"def"}, driver.Usage{CPU: 1, MemoryLimit: 2048, Source: cgroup.Version1}, false},
+		{"cgroup version 1 under systemd, a container on the host's network", one, []string{"def"}, driver.Usage{CPU: 1, MemoryLimit: 2048, Source: cgroup.Version1}, false},
 		{"cgroup version 1, two containers of an engine other than Docker", one, []string{"ghi", "jkl"}, driver.Usage{CPU: 11000, Memory: 7, Source: cgroup.Version1}, false},
 		{"version 2", two, []string{"abc"}, driver.Usage{CPU: 2500 * time.Millisecond, Memory: 600, DiskRead: 11, DiskWrite: 20,
 			NetReceived: 700, NetSent: 300, Source: cgroup.Version2}, false},
-		{"version 2, in an unknown parent group", two, []string{"def"}, driver.Usage{CPU: 3000, MemoryLimit: 2048, Source: cgroup.Version2}, false},
-		{"two containers, one without a limit", two, []string{"abc", "def"}, driver.Usage{CPU: 2500*time.Millisecond + 3000, Memory: 600, DiskRead: 11, DiskWrite: 20,
+		{"cgroup version 2, a container in an unknown parent group", two, []string{"def"}, driver.Usage{CPU: 3000, MemoryLimit: 2048, Source: cgroup.Version2}, false},
+		{"two containers, one without a memory limit, so there is no sum of limits", two, []string{"abc", "def"}, driver.Usage{CPU: 2500*time.Millisecond + 3000, Memory: 600, DiskRead: 11, DiskWrite: 20,
 			NetReceived: 700, NetSent: 300, Source: cgroup.Version2}, false},
 		{"a container that has ended adds no usage", two, []string{"def", "nowhere"}, driver.Usage{CPU: 3000, MemoryLimit: 2048, Source: cgroup.Version2}, false},
 		{"all containers ended", two, []string{"nowhere"}, driver.Usage{}, true},
-		{"a container id that is a path", two, []string{"../abc"}, driver.Usage{}, true},
+		{"a container id that is a path is not found", two, []string{"../abc"}, driver.Usage{}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := cgroup.New(tree(t, c.files), proc)
 			for range 2 { // the second round finds the control groups in the Reader's cache
 				got, ok := r.Usage(o, c.ids...)
 				if ok == c.absent {
-					t.Fatalf("Usage found the containers: %v, want %v", ok, !c.absent)
+					t.Fatalf("Usage could read at least one of the containers: %t, want %t", ok, !c.absent)
 				}
 				if c.absent {
 					return
@@ -131,7 +131,7 @@ func TestContainerMovesToAnotherGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := r.Usage(o, "abc"); ok {
-		t.Fatal("Usage returned the usage of a control group that was removed")
+		t.Fatal("the control group of the container was removed, but Usage returned a usage")
 	}
 	if err := os.MkdirAll(filepath.Join(root, "system.slice/docker-abc.scope"), 0o755); err != nil {
 		t.Fatal(err)

@@ -21,21 +21,21 @@ func TestDefaultsOfAContainer(t *testing.T) {
 	o := b.awaitState(spec.ID, driver.Running)
 	in := b.inspect(o.RuntimeID)
 	if n := in.HostConfig.PidsLimit; n == nil || *n != driver.DefaultPids {
-		t.Errorf("the process limit of the container is %v, want the driver's default", n)
+		t.Errorf("a container without a process limit of its own got the limit %v, want driver.DefaultPids", n)
 	}
 	if l := in.HostConfig.LogConfig; l.Type != "json-file" || l.Config["max-size"] != "20m" || l.Config["max-file"] != "3" {
 		t.Errorf("the log configuration of the container is %+v, want rotation", l)
 	}
 	for _, o := range in.HostConfig.SecurityOpt {
 		if strings.HasPrefix(o, "seccomp") {
-			t.Errorf("the engine's seccomp profile was replaced: %s", o)
+			t.Errorf("the driver set the security option %s, which replaces the engine's seccomp profile", o)
 		}
 	}
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", in.State.Pid))
 	testbed.Need(t, "the engine's processes", err)
 	for _, line := range []string{"Seccomp:\t2\n", "NoNewPrivs:\t1\n"} {
 		if !strings.Contains(string(status), line) {
-			t.Errorf("/proc of the container lacks %q:\n%s", line, status)
+			t.Errorf("the file /proc/self/status in the container lacks %q:\n%s", line, status)
 		}
 	}
 }

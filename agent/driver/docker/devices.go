@@ -49,7 +49,7 @@ func (d *Driver) withDevices(ctx context.Context, id driver.ID, want settings, c
 		}
 		has, err := d.eng.Client.ContainerInspect(ctx, item.ID, client.ContainerInspectOptions{})
 		if cerrdefs.IsNotFound(err) {
-			continue // it was removed after the list
+			continue // the container was removed after the list
 		}
 		if err != nil {
 			return "", moby.Classify("inspect", err)
@@ -100,8 +100,8 @@ func (d *Driver) devicesOf(ctx context.Context, kind string) []string {
 	return names
 }
 
-// chooseDevices returns the full names of n devices of a kind that are free. holders maps each
-// device in use to its container.
+// chooseDevices returns the full names of n devices of a kind that are free. The map holders has the devices
+// in use, each with the name of the container that uses it.
 func chooseDevices(kind string, n int64, names []string, holders map[string]string) (chosen []string, err error) {
 	var taken []string
 	for _, name := range names {

@@ -16,11 +16,11 @@ func TestChooseDevices(t *testing.T) {
 		names []string
 		want  string // the chosen devices, or a part of the error message
 	}{
-		"the first free devices":    {2, []string{"0", "1", "2", "3"}, "nvidia.com/gpu=1 nvidia.com/gpu=2"},
-		"all free devices":          {1, []string{"0", "1"}, "nvidia.com/gpu=1"},
-		"more than are free":        {2, []string{"0", "1"}, "resources.devices: needs 2 nvidia.com/gpu, but the node has 2, of which are in use: 0 by web"},
-		"more than the node has":    {1, nil, "resources.devices: needs 1 nvidia.com/gpu, but the node has 0"},
-		"a device of another class": {1, []string{"1"}, "nvidia.com/gpu=1"},
+		"the first two free devices are chosen":                   {2, []string{"0", "1", "2", "3"}, "nvidia.com/gpu=1 nvidia.com/gpu=2"},
+		"all free devices":                                        {1, []string{"0", "1"}, "nvidia.com/gpu=1"},
+		"a request for more devices than are free is refused":     {2, []string{"0", "1"}, "resources.devices: needs 2 nvidia.com/gpu, but the node has 2, of which are in use: 0 by web"},
+		"a request for more devices than the node has is refused": {1, nil, "resources.devices: needs 1 nvidia.com/gpu, but the node has 0"},
+		"a used device of another kind does not count":            {1, []string{"1"}, "nvidia.com/gpu=1"},
 	} {
 		got, err := chooseDevices("nvidia.com/gpu", c.n, c.names, holders)
 		text := strings.Join(got, " ")
@@ -31,7 +31,7 @@ func TestChooseDevices(t *testing.T) {
 			t.Errorf("%s: chooseDevices returned %q, want %q", name, text, c.want)
 		}
 		if err != nil && !slices.Contains([]driver.Class{driver.RuntimeResourceMissing}, driver.ClassOf(err)) {
-			t.Errorf("%s: the error is of class %v, so the workload would not be tried on another node", name, driver.ClassOf(err))
+			t.Errorf("%s: the error is of class %v; want a class of the node, so that the workload is tried on another node", name, driver.ClassOf(err))
 		}
 	}
 }

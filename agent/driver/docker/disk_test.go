@@ -24,7 +24,7 @@ func TestDiskLimitIsEnforcedOrMeasured(t *testing.T) {
 			spec.DiskLimit = 1 << 30
 			b.ensure(spec)
 			var o driver.Observed
-			testbed.Within(t, testbed.Patience, "the bytes that the container occupies", func() error {
+			testbed.Within(t, testbed.Patience, "the driver measures the bytes that the container wrote", func() error {
 				o = b.observed(spec.ID)
 				seen, err := b.d.Occupied(b.ctx, []driver.Observed{o})
 				if err != nil {
@@ -36,7 +36,7 @@ func TestDiskLimitIsEnforcedOrMeasured(t *testing.T) {
 				return nil
 			})
 			if o.State != driver.Running {
-				t.Errorf("the container is %s (%s), want Running", o.State, o.Message)
+				t.Errorf("the container with a disk limit is %s (message %q), want Running", o.State, o.Message)
 			}
 			t.Logf("the engine enforces the disk limit: %v", o.DiskCapped)
 		})

@@ -43,8 +43,8 @@ type Options struct {
 	// Progress is called with the current activity of a long step for a workload, such as a pull, and with ""
 	// at its end. Progress must not block, and may be nil.
 	Progress func(id driver.ID, text string)
-	// Pulled is called for each newly pulled image. For a renewed image, before is the id of the image
-	// that had the name until then; otherwise before is "". May be nil.
+	// Pulled is called for each newly pulled image; ref is its name. If an older image on the engine had this
+	// name before the pull, before is the id of that image; otherwise before is "". May be nil.
 	Pulled func(ref, before string)
 
 	// Networks connects containers to networks that span nodes. If it is nil, containers with networks are

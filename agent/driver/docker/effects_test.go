@@ -58,7 +58,7 @@ func (b *bench) inspect(id string) container.InspectResponse {
 	return res.Container
 }
 
-// freePort returns a port that was free a moment ago.
+// freePort returns a TCP port of this machine that was free a moment ago.
 func freePort(t *testing.T) int {
 	t.Helper()
 	var lc net.ListenConfig
@@ -84,11 +84,11 @@ func TestCommandEnvironmentAndLabels(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := []string{"/probe", "serve", "two words", "$HOME"}; !slices.Equal(facts.Args, want) {
-		t.Errorf("the program got the arguments %q, want %q", facts.Args, want)
+		t.Errorf("the program in the container got the arguments %q, want %q", facts.Args, want)
 	}
 	for _, want := range []string{"GREETING=hello = world\nsecond line", "EMPTY="} {
 		if !slices.Contains(facts.Env, want) {
-			t.Errorf("the environment %q of the program lacks %q", facts.Env, want)
+			t.Errorf("the environment %q of the program in the container lacks %q", facts.Env, want)
 		}
 	}
 	if o.Labels["team"] != "blue" || o.Labels[driver.LabelContent] != spec.Content {
@@ -98,7 +98,7 @@ func TestCommandEnvironmentAndLabels(t *testing.T) {
 		t.Errorf("the container is named %q, want the workload's id", o.Name)
 	}
 	if len(o.Addresses) == 0 || o.Metadata["container.id"] != o.RuntimeID[:12] || o.Metadata["container.image"] != b.image {
-		t.Errorf("the addresses are %v and the metadata %v, want one address and the container's id", o.Addresses, o.Metadata)
+		t.Errorf("the addresses are %v and the metadata %v, want at least one address, and the id and the image of the container", o.Addresses, o.Metadata)
 	}
 }
 
@@ -129,7 +129,7 @@ func TestVolumesAreMounted(t *testing.T) {
 	}
 	b.get(b.url(o, "/write?path=/out/new"))
 	if data, err := os.ReadFile(filepath.Join(dir, "rw", "new")); err != nil || string(data) != "probe" {
-		t.Errorf("the file on the machine contains %q, error %v", data, err)
+		t.Errorf("a file that the container wrote to its mounted folder contains %q on the machine, error %v", data, err)
 	}
 }
 
@@ -150,15 +150,15 @@ func TestPortsArePublished(t *testing.T) {
 	}
 	for _, p := range o.Ports {
 		if p.HostPort == 0 || p.HostIP != "" {
-			t.Errorf("the container has port %+v, want a host port on all addresses", p)
+			t.Errorf("the published port is %+v, want a host port on all addresses of the machine", p)
 		}
 	}
 	if got := b.get(fmt.Sprintf("http://127.0.0.1:%d/", port)); got != "probe" {
-		t.Errorf("the web server on the fixed host port answered %q", got)
+		t.Errorf("the container's web server on the fixed host port answered %q", got)
 	}
 	ephemeral := o.Ports[slices.IndexFunc(o.Ports, func(p driver.Port) bool { return p.Port == 8080 && p.HostPort != port })]
 	if got := b.get(fmt.Sprintf("http://127.0.0.1:%d/", ephemeral.HostPort)); got != "probe" {
-		t.Errorf("the web server on the ephemeral host port %d answered %q", ephemeral.HostPort, got)
+		t.Errorf("the container's web server on the ephemeral host port %d answered %q", ephemeral.HostPort, got)
 	}
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(b.ctx, "udp", fmt.Sprintf("127.0.0.1:%d", port))
@@ -192,7 +192,7 @@ func TestAUsedHostPortIsAnError(t *testing.T) {
 	spec := b.served("conflict", func(c *agentv1.ContainerSpec) { c.Ports[0].HostPort = taken })
 	err = b.d.Ensure(b.ctx, spec)
 	if got := driver.ClassOf(err); got != driver.PortBindConflict {
-		t.Fatalf("the error has class %s: %v; want PORT_BIND_CONFLICT", got, err)
+		t.Fatalf("Ensure with a host port that is in use returned class %s: %v; want PORT_BIND_CONFLICT", got, err)
 	}
 	if o := b.observed(spec.ID); o.State != driver.Failed || o.Class != driver.PortBindConflict || !strings.Contains(o.Message, strconv.Itoa(int(taken))) {
 		t.Errorf("the container with a used host port is %s, %s: %s; want Failed and a message that names the port", o.State, o.Class, o.Message)
@@ -220,7 +220,7 @@ func TestReplaceKeepsHostPort(t *testing.T) {
 	b.ensure(spec)
 	o := b.awaitState(spec.ID, driver.Running)
 	if got := b.get(b.url(o, "/facts")); !strings.Contains(got, "VERSION=two") {
-		t.Errorf("the web server answers with the page of another version: %s", got)
+		t.Errorf("after the replacement the host port answers with the page of the old container: %s", got)
 	}
 }
 
@@ -233,7 +233,7 @@ func TestResourceLimitsReachTheKernel(t *testing.T) {
 	o := b.awaitState(spec.ID, driver.Running)
 	host := b.inspect(o.RuntimeID).HostConfig
 	if host.NanoCPUs != 200_000_000 || host.CPUShares != 204 || host.Memory != 64<<20 || host.MemorySwap != 64<<20 {
-		t.Errorf("quota %d, shares %d, memory %d, swap %d; want 200000000, 204, 64 MiB and 64 MiB", host.NanoCPUs, host.CPUShares, host.Memory, host.MemorySwap)
+		t.Errorf("the container has CPU quota %d, CPU shares %d, memory %d, and memory with swap %d; want 200000000, 204, 64 MiB and 64 MiB", host.NanoCPUs, host.CPUShares, host.Memory, host.MemorySwap)
 	}
 	// The kernel's CPU time of the process shows whether the quota is enforced. With a quota of a fifth of a
 	// core, the probe uses at most 200 ms plus one scheduling period; without a quota it would use about
@@ -265,7 +265,7 @@ func TestUsageReportsTheKernelsCounters(t *testing.T) {
 	b.get(b.url(o, "/burn"))
 	after := measure()
 	if used := after.CPU - before.CPU; used < 50*time.Millisecond || used > 450*time.Millisecond {
-		t.Errorf("the container used %s of CPU time, want about 200 ms", used)
+		t.Errorf("Usage reports that the container used %s of CPU time, want about 200 ms", used)
 	}
 	if after.Instance != before.Instance || !after.At.After(before.At) {
 		t.Errorf("the counters did not grow between two readings of one instance: %+v, %+v", before, after)
@@ -287,7 +287,7 @@ func TestSharesOfLegacySchedulers(t *testing.T) {
 	b.ensure(spec)
 	host := b.inspect(b.observed(spec.ID).RuntimeID).HostConfig
 	if host.NanoCPUs != 0 || host.CPUShares != 500 || host.Memory != 0 {
-		t.Errorf("quota %d, shares %d, memory %d; want 0, 500 and 0", host.NanoCPUs, host.CPUShares, host.Memory)
+		t.Errorf("a container with only CPU shares has quota %d, shares %d, memory %d; want 0, 500 and 0", host.NanoCPUs, host.CPUShares, host.Memory)
 	}
 }
 
@@ -299,7 +299,7 @@ func TestMemoryLimitKills(t *testing.T) {
 	b.ensure(spec)
 	o := b.awaitState(spec.ID, driver.Failed)
 	if !strings.Contains(o.Message, "OOMKilled") || !strings.Contains(o.Message, "limit of 32 MiB") || o.Class != driver.ResourceQuotaExceeded {
-		t.Errorf("class %s, message %q; want OOMKilled and the memory limit", o.Class, o.Message)
+		t.Errorf("a container that exceeded its memory limit has class %s and message %q; want RESOURCE_QUOTA_EXCEEDED and a message with OOMKilled and the limit", o.Class, o.Message)
 	}
 	// The container exits at once, and the engine restarts it again and again. Meanwhile the driver reports
 	// the reason.
@@ -316,7 +316,7 @@ func TestMoreCPUThanTheMachineHas(t *testing.T) {
 	body := containerBody(b.image)
 	body.CpuMillicores = 4_096_000
 	if err := b.d.Ensure(b.ctx, b.spec("greedy", body)); driver.ClassOf(err) != driver.InsufficientResources {
-		t.Errorf("more CPUs than the machine has returned class %s: %v; want INSUFFICIENT_RESOURCES", driver.ClassOf(err), err)
+		t.Errorf("Ensure with more CPUs than the machine has returned class %s: %v; want INSUFFICIENT_RESOURCES", driver.ClassOf(err), err)
 	}
 }
 
@@ -386,7 +386,7 @@ func TestHaltKillsAfterGrace(t *testing.T) {
 		t.Errorf("Halt took %s, want the grace period of 1s", took)
 	}
 	if o := b.observed(spec.ID); o.ExitCode != 137 || o.Under(false).State != driver.Stopped {
-		t.Errorf("the killed container has exit code %d and state %s, want 137", o.ExitCode, o.State)
+		t.Errorf("the container that ignored SIGTERM has exit code %d and state %s, want exit code 137 and Stopped", o.ExitCode, o.State)
 	}
 }
 
@@ -410,10 +410,10 @@ func TestAMissingCommandIsAnError(t *testing.T) {
 	spec := b.spec("nocommand", body)
 	err := b.d.Ensure(b.ctx, spec)
 	if got := driver.ClassOf(err); got != driver.InvalidConfiguration && got != driver.StorageAttachFailed {
-		t.Errorf("a missing command returned class %s: %v; want INVALID_CONFIGURATION or STORAGE_ATTACH_FAILED", got, err)
+		t.Errorf("Ensure of a container whose program is missing returned class %s: %v; want INVALID_CONFIGURATION or STORAGE_ATTACH_FAILED", got, err)
 	}
 	if o := b.observed(spec.ID); o.State != driver.Failed || o.Class == "" {
-		t.Errorf("the container is %s with class %q: %s; want Failed", o.State, o.Class, o.Message)
+		t.Errorf("the container that could not start is %s with class %q: %s; want Failed with a class", o.State, o.Class, o.Message)
 	}
 }
 
@@ -464,7 +464,7 @@ func TestContainerOfALegacyAgent(t *testing.T) {
 		spec := b.spec("old-2", containerBody(b.image))
 		made := b.made(spec.ID, "rev-1")
 		if o := b.observed(spec.ID); o.Owned || o.Content != "" || o.State != driver.Running {
-			t.Errorf("List returned %+v; want a running container without owner and content", o)
+			t.Errorf("List returned %+v; want a running container with Owned false and without content", o)
 		}
 		b.ensure(spec)
 		if o := b.observed(spec.ID); o.RuntimeID != made {
@@ -568,7 +568,7 @@ func TestRemoveAfterCancelledCreation(t *testing.T) {
 		}
 		for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
 			if o := b.observed(spec.ID); o.State != driver.Absent {
-				t.Fatalf("creation was cancelled after %dms (%v) and followed by Remove, but then the container appeared: %s", after, err, o.State)
+				t.Fatalf("Ensure was cancelled after %d ms (%v) and followed by Remove, but then the engine listed the container in state %s", after, err, o.State)
 			}
 		}
 	}
@@ -588,7 +588,7 @@ func TestContainerRolledBackBeforeItsStart(t *testing.T) {
 		t.Errorf("the workload runs in container %s, which the engine had removed", taken())
 	}
 	if taken() == "" {
-		t.Error("the proxy saw no start of a container, so this test proves nothing")
+		t.Error("the proxy saw no start of a container, so the test did not cover the rollback")
 	}
 }
 
@@ -605,7 +605,7 @@ func TestLabelsOfAnImageGiveNoOwnership(t *testing.T) {
 	labels := b.inspect(b.observed(spec.ID).RuntimeID).Config.Labels
 	for _, key := range keys {
 		if (labels[key] == "forged") != (key == "own") {
-			t.Errorf("the container has the label %s=%q", key, labels[key])
+			t.Errorf("the container has the label %s=%q of its image, want the value of the agent", key, labels[key])
 		}
 	}
 }

@@ -184,9 +184,9 @@ func (d *Driver) undone(ctx context.Context, spec driver.Spec, in *instance, cau
 	return driver.Errorf(driver.RuntimeError, "start", "container %s of workload %q disappeared: %w", moby.Short(in.ID), spec.ID, &inFlight{cause})
 }
 
-// split returns the container that already matches spec, nil if none does, and the workload's other
-// containers, which an interrupted replacement left. If several match, it chooses the one with the highest
-// rank.
+// split returns the container that already matches spec (nil if there is none), and the workload's other
+// containers, which an interrupted replacement left. If several containers match, split returns the one with
+// the highest rank.
 func (d *Driver) split(ours []instance, spec driver.Spec) (*instance, []instance) {
 	best := -1
 	for i, in := range ours {
@@ -206,8 +206,8 @@ func (d *Driver) split(ours []instance, spec driver.Spec) (*instance, []instance
 	return &ours[best], slices.Delete(slices.Clone(ours), best, best+1)
 }
 
-// rank returns the preference of a container among the containers of one workload: the driver keeps the one
-// with the highest rank.
+// rank returns a number that orders the containers of one workload: the driver keeps the container with the
+// highest rank.
 func rank(in instance) int {
 	switch in.State {
 	case container.StateRunning:
@@ -370,9 +370,9 @@ func (d *Driver) heldBySibling(ctx context.Context, name string) bool {
 	return err == nil && holder.Config != nil && d.of(holder.Config.Labels) == driver.Sibling
 }
 
-// nameTaken returns the error for a container name that is taken. If one of our containers has the name,
-// or the engine lists no container with the name, an earlier call is still in progress on the engine, and
-// the error wraps inFlight.
+// nameTaken returns the error for a container name that is taken. If one of our containers has the name, or
+// the engine lists no container with the name, the engine is still executing an earlier call. The error then
+// wraps inFlight.
 func (d *Driver) nameTaken(ctx context.Context, spec driver.Spec, name string, cause error) error {
 	holder, err := d.eng.Inspect(ctx, name)
 	if err != nil || holder.Config == nil {
@@ -424,7 +424,7 @@ func (d *Driver) settle(ctx context.Context, id driver.ID, in *instance, running
 	}
 	if err := d.eng.PostStart(ctx, in.ID, postStart); err != nil {
 		if ctx.Err() != nil {
-			return ctx.Err() // a new order has come: it decides whether the container stops, and must not wait for a stop here
+			return ctx.Err() // a new order has arrived and must not wait for a stop; it decides whether the container is stopped
 		}
 		return errors.Join(err, d.stopFailed(ctx, id, in))
 	}

@@ -69,9 +69,9 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	return append(out, images...), nil
 }
 
-// images returns the pulled images to remove, so that the remaining unused images fit in q.ImageBudget.
-// First come images that have no name any more because a newer image got it; nothing refers to them. Then
-// come the oldest images.
+// images returns the pulled images to remove, so that the remaining unused images fit in q.ImageBudget. The
+// result begins with the images whose name a newer image has taken, because nothing refers to them. The other
+// images follow, oldest first.
 func (d *Driver) images(ctx context.Context, q driver.GarbageQuery, used map[string]bool) ([]driver.Garbage, error) {
 	if q.ImageBudget < 0 {
 		return nil, nil
@@ -91,7 +91,7 @@ func (d *Driver) images(ctx context.Context, q driver.GarbageQuery, used map[str
 			return nil, moby.Classify("image", err)
 		}
 		if used[res.ID] || time.Since(p.At) < q.Settled || nameless(p.Ref) && len(res.RepoTags) > 0 {
-			continue // the image is in use, is too young, or has got a name after it was recorded without one
+			continue // the image is in use, is too young, or was recorded without a name and has one now
 		}
 		size := res.Size
 		if counted[res.ID] {

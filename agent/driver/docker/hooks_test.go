@@ -40,7 +40,7 @@ func TestHooksRunAtStartAndStop(t *testing.T) {
 	}
 	b.await(spec.ID, "stopped", func(o driver.Observed) bool { return o.State != driver.Running })
 	if text := b.logs(spec.ID); strings.Count(text, "hook-up") != 1 || strings.Count(text, "hook-down") != 1 {
-		t.Errorf("the output is %q, want one line of each hook", text)
+		t.Errorf("after one start and one stop the container's output is %q, want one line of post_start and one of pre_stop", text)
 	}
 	b.ensure(spec)
 	if text := b.logs(spec.ID); strings.Count(text, "hook-up") != 2 {
@@ -48,7 +48,8 @@ func TestHooksRunAtStartAndStop(t *testing.T) {
 	}
 }
 
-// A container whose post_start fails is stopped, and the output of the hook is the reason.
+// A container whose post_start fails is stopped, and the error contains the exit code and the output of the
+// hook.
 func TestAFailedPostStartStopsTheContainer(t *testing.T) {
 	b := newBench(t)
 	body := containerBody(b.image, "serve")
@@ -57,10 +58,10 @@ func TestAFailedPostStartStopsTheContainer(t *testing.T) {
 	err := b.d.Ensure(b.ctx, spec)
 	var typed *driver.Error
 	if !errors.As(err, &typed) || typed.Class != driver.RuntimeError || !strings.Contains(err.Error(), "post_start[0]") || !strings.Contains(err.Error(), "exit code 3: no database") {
-		t.Fatalf("Ensure returned %v, want a RuntimeError with hook, exit code and output", err)
+		t.Fatalf("Ensure returned %v, want a RuntimeError that names the hook, its exit code and its output", err)
 	}
 	if o := b.observed(spec.ID); o.State == driver.Running {
-		t.Errorf("the container is %s, want it stopped", o.State)
+		t.Errorf("the container whose post_start failed is %s, want it stopped", o.State)
 	}
 }
 
@@ -133,27 +134,28 @@ func TestAFailedPostStartStopsTheContainerSoon(t *testing.T) {
 	spec := b.spec("hookslow", body)
 	began := time.Now()
 	if err := b.d.Ensure(b.ctx, spec); err == nil || !strings.Contains(err.Error(), "post_start[0]") {
-		t.Fatalf("Ensure returned %v, want the error of the hook", err)
+		t.Fatalf("Ensure returned %v, want the error of the post_start hook", err)
 	}
 	if took := time.Since(began); took > 2*time.Minute {
-		t.Errorf("Ensure took %s, want about 10 s", took)
+		t.Errorf("Ensure of a container whose post_start failed took %s, want about 10 s for the stop", took)
 	}
 	if o := b.observed(spec.ID); o.State == driver.Running {
-		t.Errorf("the container is %s, want it stopped", o.State)
+		t.Errorf("the container whose post_start failed is %s, want it stopped", o.State)
 	}
 }
 
-// The reason of a failed start is visible to people who may not see the secrets of the workload. If the output is cut, the line
-// in which it is cut is left out, because it may be the end of a secret.
+// People who may not see the secrets of a workload can read the error of its failed start. So secrets in the
+// output of a hook are masked. If the beginning of the output is dropped, the rest of its first line is
+// dropped too, because that may be the end of a secret.
 func TestTheErrorOfAHookRepeatsNoSecret(t *testing.T) {
 	b := newBench(t)
 	for name, c := range map[string]struct {
 		out  string
 		said string
 	}{
-		"values of both environments": {"of hook hunter2-hook and of container hunter2-env", "of hook … and of container …"},
-		"one line of several":         {"it has line-of-hunter2", "it has …"},
-		"a cut output":                {strings.Repeat("-", 100) + "hunter2-hook" + strings.Repeat("\n", 2040) + "end", "end"},
+		"the values of the environments of hook and container are masked": {"of hook hunter2-hook and of container hunter2-env", "of hook … and of container …"},
+		"a single line of a value with several lines is masked":           {"it has line-of-hunter2", "it has …"},
+		"a cut output": {strings.Repeat("-", 100) + "hunter2-hook" + strings.Repeat("\n", 2040) + "end", "end"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			body := containerBody(b.image, "serve")
@@ -162,13 +164,14 @@ func TestTheErrorOfAHookRepeatsNoSecret(t *testing.T) {
 			b := &bench{T: t, engine: b.engine, d: b.d, ctx: b.ctx}
 			err := b.d.Ensure(b.ctx, b.spec("hookword", body))
 			if err == nil || !strings.Contains(err.Error(), "exit code 3: "+c.said+" (") {
-				t.Errorf("Ensure returned %q, want the output %q", err, c.said)
+				t.Errorf("the error of Ensure is %q, want it to contain the masked output %q", err, c.said)
 			}
 		})
 	}
 }
 
-// A start whose post_start is interrupted, as by a new order, has not ended: the next one runs the hooks again.
+// If the post_start hooks are interrupted, for example by a new order, the container does not count as
+// started: the next Ensure runs the hooks again.
 func TestAnInterruptedPostStartRunsAgain(t *testing.T) {
 	b := newBench(t)
 	body := containerBody(b.image, "serve")
@@ -178,12 +181,12 @@ func TestAnInterruptedPostStartRunsAgain(t *testing.T) {
 		ctx, cancel := context.WithCancel(b.ctx)
 		done := make(chan error, 1)
 		go func() { done <- b.d.Ensure(ctx, spec) }()
-		b.await(spec.ID, fmt.Sprintf("with output of %d hooks", want), func(o driver.Observed) bool {
+		b.await(spec.ID, fmt.Sprintf("running, after %d runs of the first hook", want), func(o driver.Observed) bool {
 			return o.State == driver.Running && strings.Count(b.logs(spec.ID), "hook-up") >= want
 		})
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Fatalf("Ensure returned %v, want the end of its context", err)
+			t.Fatalf("the interrupted Ensure returned %v, want context.Canceled", err)
 		}
 	}
 }
@@ -201,7 +204,7 @@ func TestAHookEndsWithTheGracePeriod(t *testing.T) {
 		t.Fatal(err)
 	}
 	if took := time.Since(began); took < 2*time.Second || took > 30*time.Second {
-		t.Errorf("the stop took %s, want the grace period of 2 s", took)
+		t.Errorf("a stop whose pre_stop hook does not end took %s, want the grace period of 2 s", took)
 	}
 }
 
@@ -212,9 +215,9 @@ func TestHooksOfOthersAreNotRun(t *testing.T) {
 	b := newBench(t, func(o *docker.Options) { o.Owns = func(driver.ID) bool { return true } })
 	sealed := sealer(t).SealSame([]byte(forged), []byte("another workload"))
 	for name, labels := range map[driver.ID]map[string]string{
-		"a legacy v1 container":  {driver.LabelHooks: forged},
-		"a forged node":          {driver.LabelHooks: forged, driver.LabelCluster: b.cluster, driver.LabelNode: "node-a"},
-		"a label that was moved": {driver.LabelHooks: sealed, driver.LabelCluster: b.cluster, driver.LabelNode: "node-a"},
+		"a container of a legacy v1 agent with a hooks label":                     {driver.LabelHooks: forged},
+		"a hooks label that the agent did not seal, with the labels of this node": {driver.LabelHooks: forged, driver.LabelCluster: b.cluster, driver.LabelNode: "node-a"},
+		"a hooks label that the agent sealed for another workload":                {driver.LabelHooks: sealed, driver.LabelCluster: b.cluster, driver.LabelNode: "node-a"},
 	} {
 		t.Run(string(name), func(t *testing.T) {
 			b := &bench{T: t, engine: b.engine, d: b.d, ctx: b.ctx}
@@ -228,7 +231,7 @@ func TestHooksOfOthersAreNotRun(t *testing.T) {
 			}
 			b.await(id, "stopped", func(o driver.Observed) bool { return o.State != driver.Running })
 			if text := b.logs(id); strings.Contains(text, "hook-down") {
-				t.Errorf("the output is %q: the hook was run", text)
+				t.Errorf("the driver ran a hook of a label that this agent did not seal for this workload; the output is %q", text)
 			}
 		})
 	}
@@ -246,6 +249,6 @@ func TestLabelsDoNotShowTheEnvironmentOfHooks(t *testing.T) {
 		t.Fatal(err)
 	}
 	if text := fmt.Sprint(in.Container.Config.Labels); !strings.Contains(text, driver.LabelHooks+":sealed:") || strings.Contains(text, "hunter2") {
-		t.Errorf("the labels are %s, want sealed hooks", text)
+		t.Errorf("the container's labels are %s, want the hooks sealed, without the secret", text)
 	}
 }

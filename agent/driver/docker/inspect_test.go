@@ -59,7 +59,7 @@ func TestAContainerThatCannotBeInspectedHidesNoOther(t *testing.T) {
 		says  string
 	}{{"broken", driver.Unknown, "RWLayer of container broken"}, {"hung", driver.Unknown, "container hung: context deadline exceeded"}, {"web", driver.Running, "running"}} {
 		if len(seen) != 3 || seen[i].ID != want.id || seen[i].State != want.state || seen[i].Content != "c1:x" || !seen[i].Owned || !strings.Contains(seen[i].Message, want.says) {
-			t.Fatalf("List returned %+v, want %+v", seen, want)
+			t.Fatalf("one container cannot be inspected: List returned %+v, want %+v", seen, want)
 		}
 	}
 }

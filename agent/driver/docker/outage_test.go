@@ -68,11 +68,11 @@ func TestEventsSurviveAnOutage(t *testing.T) {
 					return
 				}
 			case <-timeout:
-				t.Fatalf("the driver sent no hint for workload %q", want)
+				t.Fatalf("the driver sent no event hint for workload %q (\"\" means any workload)", want)
 			}
 		}
 	}
-	next("") // the empty hint: the stream has opened, and the driver does not know which workloads changed before
+	next("") // the empty hint means that any workload may have changed: the driver sends it when its event stream opens
 	r.Cut()
 	if got, err := b.d.List(b.ctx); driver.ClassOf(err) != driver.RuntimeUnhealthy {
 		t.Errorf("List during the outage returned %v, %v; want an error of class RuntimeUnhealthy", got, err)

@@ -154,7 +154,7 @@ func TestImagesArePulledWhenNeeded(t *testing.T) {
 		}
 		b.ensure(b.spec("tagged-2", containerBody(r.host()+"/tagged:v1")))
 		if again := r.count(); again != pulled {
-			t.Errorf("%d further requests for an image that the engine already has", again-pulled)
+			t.Errorf("the driver sent %d further requests to the registry for an image with a tag that the engine already has", again-pulled)
 		}
 	})
 	t.Run("an image with a pinned digest is pulled if it is missing and then never again", func(t *testing.T) {
@@ -243,7 +243,7 @@ func TestImagesArePulledWhenNeeded(t *testing.T) {
 		ref := r.host() + "/private:v1"
 		b.ensure(b.spec("private", containerBody(ref)))
 		if asked != ref {
-			t.Errorf("the driver requested credentials for %q, want %q", asked, ref)
+			t.Errorf("the driver requested credentials for the image %q, want %q", asked, ref)
 		}
 	})
 	t.Run("a pull with wrong credentials fails with the class "+string(driver.ImagePullAuthFailed), func(t *testing.T) {
@@ -291,10 +291,10 @@ func TestImagesArePulledWhenNeeded(t *testing.T) {
 		began := time.Now()
 		b.ensure(b.spec("slow", containerBody(r.host()+"/slow:v1", "serve")))
 		if took := time.Since(began); took < limit {
-			t.Fatalf("the slow pull took only %s: this test proves nothing", took)
+			t.Fatalf("the slow pull took only %s, less than the time limit, so the test did not cover a pull beyond the limit", took)
 		}
 		if r.blobs > 2 { // the pull needs two blobs: the image configuration and the new layer
-			t.Errorf("the registry got %d requests for blobs: the pull started again", r.blobs)
+			t.Errorf("the registry got %d requests for blobs, want at most 2: the driver started the pull again", r.blobs)
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -309,15 +309,15 @@ func TestImagesArePulledWhenNeeded(t *testing.T) {
 		down bool
 		want driver.Class
 	}{
-		{"no credentials", "private:v1", func(r *testRegistry) { r.password = "open sesame" }, false, driver.ImagePullAuthFailed},
+		{"a pull without the credentials that the registry requires", "private:v1", func(r *testRegistry) { r.password = "open sesame" }, false, driver.ImagePullAuthFailed},
 		{"a forbidden image", "probe:v1", func(r *testRegistry) { r.status = http.StatusForbidden }, false, driver.ImagePullAuthFailed},
 		{"an unknown tag", "probe:v9", nil, false, driver.InvalidImage},
 		{"an unknown repository", "nobody:v1", nil, false, driver.InvalidImage},
 		{"a malformed reference", "UPPER:v1", nil, false, driver.InvalidImage},
-		{"a registry that answers with an error", "probe:v1", func(r *testRegistry) { r.status = http.StatusServiceUnavailable }, false, driver.ImagePullTimeout},
-		{"a registry that is busy", "probe:v1", func(r *testRegistry) { r.status = http.StatusTooManyRequests }, false, driver.ImagePullTimeout},
-		{"a registry that hangs", "probe:v1", func(r *testRegistry) { r.hang = true }, false, driver.ImagePullTimeout},
-		{"a registry that is down", "probe:v1", nil, true, driver.NetworkUnreachable},
+		{"a pull from a registry that answers with an error", "probe:v1", func(r *testRegistry) { r.status = http.StatusServiceUnavailable }, false, driver.ImagePullTimeout},
+		{"a pull from a registry that is busy", "probe:v1", func(r *testRegistry) { r.status = http.StatusTooManyRequests }, false, driver.ImagePullTimeout},
+		{"a pull from a registry that never answers", "probe:v1", func(r *testRegistry) { r.hang = true }, false, driver.ImagePullTimeout},
+		{"a pull from a registry that is down", "probe:v1", nil, true, driver.NetworkUnreachable},
 	} {
 		t.Run(c.name+" is "+string(c.want), func(t *testing.T) {
 			b := newBench(t, func(o *docker.Options) { o.PullTimeout = 3 * time.Second })
@@ -345,7 +345,7 @@ func TestImagesArePulledWhenNeeded(t *testing.T) {
 				t.Errorf("an unreachable registry must be a temporary failure, but the error is permanent: %v", err)
 			}
 			if o := b.observed(spec.ID); o.State != driver.Absent {
-				t.Errorf("a container was created without its image: %+v", o)
+				t.Errorf("the pull of the image failed, but a container was created: %+v", o)
 			}
 		})
 	}
@@ -372,7 +372,7 @@ func TestImagesThatAreNotPulled(t *testing.T) {
 		b := newBench(t)
 		err := b.d.Ensure(b.ctx, b.spec(c.name, c.body(b.image)))
 		if err == nil || driver.ClassOf(err) != c.class || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: the error is %v, want the class %s and %q", c.name, err, c.class, c.says)
+			t.Errorf("%s: Ensure returned %v, want class %s and the text %q", c.name, err, c.class, c.says)
 		}
 	}
 }

@@ -40,12 +40,12 @@ func TestRulesJudgeContainers(t *testing.T) {
 		change  func(*agentv1.ContainerSpec)
 		refused string
 	}{
-		{"ordinary", base, func(*agentv1.ContainerSpec) {}, ""},
-		{"privileged", base, func(c *agentv1.ContainerSpec) { c.Privileged = true }, "rule privileged"},
-		{"a capability", base, func(c *agentv1.ContainerSpec) { c.CapAdd = []string{"SYS_ADMIN"} }, "rule capabilities"},
-		{"a folder that the policy allows", &shop, mounting(filepath.Join(dir, "shop/data")), ""},
-		{"a symbolic link out of the folder that the policy allows", &shop, mounting(filepath.Join(dir, "shop/out")), "it leads to /etc"},
-		{"a link to the socket", &shop, mounting(filepath.Join(dir, "shop/docker")), "rule engine_socket"},
+		{"a container that asks for no resource of the host", base, func(*agentv1.ContainerSpec) {}, ""},
+		{"a privileged container", base, func(c *agentv1.ContainerSpec) { c.Privileged = true }, "rule privileged"},
+		{"a container with an added capability", base, func(c *agentv1.ContainerSpec) { c.CapAdd = []string{"SYS_ADMIN"} }, "rule capabilities"},
+		{"a mount of a folder that the policy allows", &shop, mounting(filepath.Join(dir, "shop/data")), ""},
+		{"a mount of a symbolic link that leads out of the folder that the policy allows", &shop, mounting(filepath.Join(dir, "shop/out")), "it leads to /etc"},
+		{"a mount of a symbolic link to the engine's socket", &shop, mounting(filepath.Join(dir, "shop/docker")), "rule engine_socket"},
 		{"a mount of the root folder", &wide, mounting("/"), "rule engine_socket"},
 		{"an image without a digest where one must be signed", &signed, func(*agentv1.ContainerSpec) {}, "rule image_keys"},
 		{"an image whose signature cannot be checked", &signed, func(c *agentv1.ContainerSpec) { c.Image = "x.invalid/y@sha256:" + strings.Repeat("1", 64) }, `policy "signed": image_keys`},
@@ -70,7 +70,7 @@ func TestRulesJudgeContainers(t *testing.T) {
 				t.Errorf("Ensure returned %v, want a refusal that contains %q", err, tt.refused)
 			}
 			if o := b.observed(spec.ID); o.State != driver.Absent {
-				t.Errorf("the refused container exists: %+v", o)
+				t.Errorf("the policies refused the container, but the engine has it: %+v", o)
 			}
 		})
 	}

@@ -33,7 +33,7 @@ func TestExclusiveHasNoRestartPolicy(t *testing.T) {
 			want = container.RestartPolicyDisabled
 		}
 		if got.host.RestartPolicy.Name != want {
-			t.Errorf("the restart policy %q became the engine's policy %q", policy, got.host.RestartPolicy.Name)
+			t.Errorf("the restart policy %q of a workload that is not exclusive became the engine's policy %q", policy, got.host.RestartPolicy.Name)
 		}
 	}
 }
@@ -70,7 +70,7 @@ func TestAMACAddressNeedsANewEngine(t *testing.T) {
 			mac = n.EndpointsConfig["bridge"].MacAddress.String()
 		}
 		if mac != want || (len(got.leftOut) > 0) != (want == "") {
-			t.Errorf("API %s: the MAC address is %q and left out are %q; want %q", version, mac, got.leftOut, want)
+			t.Errorf("engine API %s: the container's MAC address is %q and the options left out are %q; want the address %q", version, mac, got.leftOut, want)
 		}
 	}
 }
@@ -84,6 +84,6 @@ func TestProcessLimitOfAPolicy(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := *got.host.PidsLimit; n != 100 {
-		t.Errorf("the container may have %d processes, and its policy allows 100", n)
+		t.Errorf("a container without a process limit may have %d processes, want 100, the limit of its policy", n)
 	}
 }

@@ -72,7 +72,7 @@ func TestAContainerStopsAsItsSpecificationSays(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := word(); got != "SIGUSR1" {
-				t.Errorf("the container printed %s before its end, want its stop signal", got)
+				t.Errorf("the container printed %s before its end, want the name of the stop signal in its specification", got)
 			}
 		})
 	}
@@ -80,14 +80,14 @@ func TestAContainerStopsAsItsSpecificationSays(t *testing.T) {
 		b := newBench(t, short)
 		spec, word := b.ending("default", "SIGUSR1", 5, 0)
 		if err := b.d.Halt(b.ctx, spec.ID, driver.OwnGrace); err != nil || word() != "killed" {
-			t.Errorf("Halt returned %v, and the container printed %s", err, word())
+			t.Errorf("Halt of a container without a grace period returned %v, and the container printed %s", err, word())
 		}
 	})
 	t.Run("the caller's time limit ends a longer grace period", func(t *testing.T) {
 		b := newBench(t)
 		spec, word := b.ending("bounded", "SIGUSR1", 5, 60)
 		if err := b.d.Halt(b.ctx, spec.ID, time.Second); err != nil || word() != "killed" {
-			t.Errorf("Halt returned %v, and the container printed %s", err, word())
+			t.Errorf("Halt with a shorter time limit than the grace period returned %v, and the container printed %s", err, word())
 		}
 	})
 	t.Run("a grace period that is longer than any cluster allows is shortened", func(t *testing.T) {
@@ -97,7 +97,7 @@ func TestAContainerStopsAsItsSpecificationSays(t *testing.T) {
 		spec := b.spec("cut", body)
 		b.ensure(spec)
 		if got := b.inspect(b.awaitState(spec.ID, driver.Running).RuntimeID).Config.StopTimeout; got == nil || *got != 600 {
-			t.Errorf("the engine's grace period is %v, want the 600 s of the specification", got)
+			t.Errorf("the container's grace period in the engine is %v, want 600 s, the maximum", got)
 		}
 	})
 }

@@ -50,8 +50,8 @@ type Harness struct {
 	// it again. Nil if the disk cannot be filled.
 	Full func(t *testing.T, node string) (d driver.Driver, fill, empty func())
 	// Away is the length of the outage in the test of a long outage; 0 skips that test. Apart means that an
-	// outage affects only the driver that Outage returned. If it is set, the test of the long outage runs in
-	// parallel with the other tests.
+	// outage affects only the driver that Outage returned: the test of the long outage then runs in parallel
+	// with the other tests.
 	Away  time.Duration
 	Apart bool
 	// Patience is the time limit for each expected state. Default 30 s.
@@ -171,7 +171,7 @@ func (s *suite) get(t *testing.T, d driver.Driver, id driver.ID) driver.Observed
 	got := driver.Observed{ID: id, State: driver.Absent}
 	for i, o := range all {
 		if i > 0 && all[i-1].ID >= o.ID {
-			t.Fatalf("List is not sorted by id, or contains one ID twice: %q before %q", all[i-1].ID, o.ID)
+			t.Fatalf("List is not sorted by ID, or contains an ID twice: the entry %q comes before %q", all[i-1].ID, o.ID)
 		}
 		if o.ID == id {
 			got = o
@@ -186,7 +186,7 @@ func (s *suite) await(t *testing.T, d driver.Driver, id driver.ID, want driver.S
 	var o driver.Observed
 	testbed.Within(t, s.Patience, string(id)+" "+string(want), func() error {
 		if o = s.get(t, d, id); o.State != want {
-			return fmt.Errorf("the instance is in state %s (%s)", o.State, o.Message)
+			return fmt.Errorf("the workload's instance is in state %s (message %q)", o.State, o.Message)
 		}
 		return nil
 	})
@@ -203,18 +203,18 @@ func same(t *testing.T, what string, before, after driver.Observed) {
 func wantClass(t *testing.T, err error, want ...driver.Class) {
 	t.Helper()
 	if err == nil {
-		t.Fatalf("the call succeeded, want an error of class %v", want)
+		t.Fatalf("the driver's call returned no error, want an error of class %v", want)
 	}
 	var typed *driver.Error
 	if !errors.As(err, &typed) {
-		t.Fatalf("the error is not a *driver.Error: %v", err)
+		t.Fatalf("the driver's call returned an error that is not a *driver.Error: %v", err)
 	}
 	for _, c := range want {
 		if typed.Class == c {
 			return
 		}
 	}
-	t.Fatalf("the error has class %s, want %v: %v", typed.Class, want, err)
+	t.Fatalf("the driver's call returned an error of class %s, want %v: %v", typed.Class, want, err)
 }
 
 func testProbe(t *testing.T, s *suite) {
@@ -234,7 +234,7 @@ func testCreate(t *testing.T, s *suite) {
 	s.ensure(t, d, spec)
 	o := s.await(t, d, spec.ID, driver.Running)
 	if o.RuntimeID == "" || o.Name == "" || o.StartedAt.IsZero() || !o.Owned {
-		t.Errorf("List returned %+v, want a runtime id, name, start time and ownership", o)
+		t.Errorf("List returned %+v, want an entry with runtime id, name, start time and Owned set", o)
 	}
 	if age := time.Since(o.StartedAt); age < -time.Minute || age > 10*time.Minute {
 		t.Errorf("the instance is reported as started %s ago, want a few seconds", age)
@@ -264,7 +264,7 @@ func testNoop(t *testing.T, s *suite) {
 	after := s.await(t, d, spec.ID, driver.Running)
 	same(t, "second Ensure", before, after)
 	if !before.StartedAt.Equal(after.StartedAt) {
-		t.Errorf("an unchanged instance was restarted: its start was %s, now it is %s", before.StartedAt, after.StartedAt)
+		t.Errorf("Ensure with equal content restarted the instance: it was started at %s, then at %s", before.StartedAt, after.StartedAt)
 	}
 }
 
@@ -292,13 +292,13 @@ func (s *suite) replace(t *testing.T, name, revision string) {
 	s.ensure(t, d, spec)
 	after := s.await(t, d, spec.ID, driver.Running)
 	if after.RuntimeID == before.RuntimeID {
-		t.Errorf("the runtime id is still %q, want a new instance", after.RuntimeID)
+		t.Errorf("after an Ensure with new content the runtime id is still %q, want a new instance", after.RuntimeID)
 	}
 	if after.Content != spec.Content || after.Revision != revision {
 		t.Errorf("the new instance has content %q and revision %q, want %q and %q", after.Content, after.Revision, spec.Content, revision)
 	}
 	if after.Name != before.Name {
-		t.Errorf("the instance's name changed from %q to %q", before.Name, after.Name)
+		t.Errorf("the replacement changed the name of the instance from %q to %q, want the same name", before.Name, after.Name)
 	}
 }
 
@@ -313,7 +313,7 @@ func testReplaceStopped(t *testing.T, s *suite) {
 	spec.Content, spec.Body = "c1:replstop-2", s.Steady(2)
 	s.ensure(t, d, spec)
 	if o := s.await(t, d, spec.ID, driver.Stopped); o.Content != spec.Content || !o.StartedAt.IsZero() {
-		t.Errorf("the updated workload has content %q and was started %s, want content %q and no start", o.Content, o.StartedAt, spec.Content)
+		t.Errorf("after an update of a stopped workload its instance has content %q and start time %s; want content %q and no start", o.Content, o.StartedAt, spec.Content)
 	}
 }
 
@@ -327,7 +327,7 @@ func testStopStart(t *testing.T, s *suite) {
 	}
 	o := s.get(t, d, spec.ID).Under(false)
 	if o.State != driver.Stopped || o.FinishedAt.IsZero() {
-		t.Errorf("the state after Halt is %s, finished %s; want Stopped with a time", o.State, o.FinishedAt)
+		t.Errorf("after Halt the workload is in state %s with the end time %s; want Stopped with an end time", o.State, o.FinishedAt)
 	}
 	same(t, "Halt", first, o)
 	if err := d.Halt(s.ctx, spec.ID, 0); err != nil {
@@ -371,7 +371,7 @@ func testCrash(t *testing.T, s *suite) {
 	s.ensure(t, d, spec)
 	o := s.await(t, d, spec.ID, driver.Failed)
 	if o.ExitCode != 7 && !s.NoExitCodes || o.FinishedAt.IsZero() || o.Class == "" || o.Message == "" {
-		t.Errorf("List returned %+v, want exit code 7, an end time, a class and a message", o)
+		t.Errorf("after a crash List returned %+v, want exit code 7, an end time, an error class and a message", o)
 	}
 	for k, v := range o.Metadata {
 		if len(v) > driver.MaxMetadata {
@@ -379,7 +379,7 @@ func testCrash(t *testing.T, s *suite) {
 		}
 	}
 	if o = o.Under(false); o.State != driver.Stopped {
-		t.Errorf("the state of a workload that should be stopped is %s", o.State)
+		t.Errorf("a crashed workload whose desired state is stopped is reported as %s, want Stopped", o.State)
 	}
 }
 
@@ -390,7 +390,7 @@ func testExitZero(t *testing.T, s *suite) {
 	var o driver.Observed
 	testbed.Within(t, s.Patience, "its end", func() error {
 		if o = s.get(t, d, spec.ID); o.FinishedAt.IsZero() {
-			return fmt.Errorf("the instance is in state %s", o.State)
+			return fmt.Errorf("the instance is in state %s, and has not ended", o.State)
 		}
 		return nil
 	})
@@ -409,7 +409,7 @@ func testRestartCrashed(t *testing.T, s *suite) {
 		o := s.get(t, d, spec.ID)
 		same(t, "start after a crash", before, o)
 		if !o.StartedAt.After(before.StartedAt) {
-			return fmt.Errorf("the last start was at %s", o.StartedAt)
+			return fmt.Errorf("the crashed instance was not started again, its last start was at %s", o.StartedAt)
 		}
 		return nil
 	})
@@ -483,7 +483,7 @@ func testAdopt(t *testing.T, s *suite) {
 	after := s.await(t, restarted, spec.ID, driver.Running)
 	same(t, "Ensure of a restarted agent", before, after)
 	if !before.StartedAt.Equal(after.StartedAt) {
-		t.Errorf("the adoption restarted the instance")
+		t.Errorf("the Ensure of the restarted agent restarted the running instance")
 	}
 }
 
@@ -534,7 +534,7 @@ func testStranger(t *testing.T, s *suite) {
 	err := d.Ensure(s.ctx, spec)
 	wantClass(t, err, driver.NameConflict, driver.PortBindConflict)
 	if !strings.Contains(err.Error(), string(spec.ID)) {
-		t.Errorf("the error of Ensure does not name the stranger's instance: %v", err)
+		t.Errorf("an instance without our labels has the name, but the error of Ensure does not name it: %v", err)
 	}
 	if o := s.get(t, d, spec.ID); o.State != driver.Absent {
 		t.Errorf("List returned the instance of a stranger: %+v", o)
@@ -573,7 +573,7 @@ func testMissingReplace(t *testing.T, s *suite) {
 	after := s.await(t, d, spec.ID, driver.Running)
 	same(t, "refused replacement", before, after)
 	if !before.StartedAt.Equal(after.StartedAt) {
-		t.Errorf("a refused replacement restarted the running instance")
+		t.Errorf("an Ensure that failed for a missing image restarted the running instance")
 	}
 }
 
@@ -592,7 +592,7 @@ func testInvalid(t *testing.T, s *suite) {
 		err := d.Ensure(s.ctx, bad)
 		wantClass(t, err, driver.InvalidSpecification)
 		if !strings.Contains(err.Error(), field+":") {
-			t.Errorf("the error does not name %s: %v", field, err)
+			t.Errorf("the error of Ensure does not name the missing field %q: %v", field, err)
 		}
 	}
 	if o := s.get(t, d, good.ID); o.State != driver.Absent {
@@ -615,7 +615,7 @@ func (s *suite) interrupted(t *testing.T, d driver.Driver, spec driver.Spec, aft
 	s.ensure(t, d, spec)
 	o := s.await(t, d, spec.ID, driver.Running)
 	if o.Content != spec.Content {
-		t.Errorf("after the interrupted replacement content %q runs, want %q", o.Content, spec.Content)
+		t.Errorf("after an interrupted Ensure and a second one, content %q runs, want %q", o.Content, spec.Content)
 	}
 }
 
@@ -639,7 +639,7 @@ func testCancelReplace(t *testing.T, s *suite) {
 		spec.Content, spec.Body = fmt.Sprintf("c1:cutreplace-%d", i+2), s.Steady(i+2)
 		s.interrupted(t, d, spec, after)
 		if o := s.get(t, d, spec.ID); o.Name != name {
-			t.Errorf("the interrupted replacement changed the name from %q to %q", name, o.Name)
+			t.Errorf("the interrupted replacement changed the instance's name from %q to %q", name, o.Name)
 		}
 	}
 }
@@ -679,7 +679,7 @@ func testEvents(t *testing.T, s *suite) {
 					return
 				}
 			case <-timeout:
-				t.Fatalf("%s: no hint arrived within %s", what, s.Patience)
+				t.Fatalf("%s: the driver sent no hint (workload id) within %s", what, s.Patience)
 			}
 		}
 	}
@@ -688,7 +688,7 @@ func testEvents(t *testing.T, s *suite) {
 	deadline := time.Now().Add(s.Patience)
 	for seen := false; !seen; {
 		if time.Now().After(deadline) {
-			t.Fatal("no hint arrived although the workload changed repeatedly")
+			t.Fatal("the driver sent no hint although the workload changed again and again")
 		}
 		if err := d.Halt(s.ctx, spec.ID, 0); err != nil {
 			t.Fatalf("Halt: %v", err)

@@ -17,7 +17,7 @@ func testLogs(t *testing.T, s *suite) {
 	d := s.Open(t, nodeA)
 	spec := s.spec(t, d, nodeA, "logs", s.Steady(1))
 	s.ensure(t, d, spec)
-	testbed.Within(t, s.Patience, "the first line of the log", func() error {
+	testbed.Within(t, s.Patience, "the log contains the first line of the workload", func() error {
 		if text := s.logs(t, d, spec.ID, driver.LogOptions{}); !strings.Contains(text, s.LogLine) {
 			return fmt.Errorf("the log lacks the line %q: %q", s.LogLine, text)
 		}
@@ -30,7 +30,7 @@ func testLogs(t *testing.T, s *suite) {
 	}
 	stamp, _, _ := strings.Cut(lines[0], " ")
 	if _, err := time.Parse(time.RFC3339Nano, stamp); err != nil {
-		t.Errorf("the log line %q does not begin with a time: %v", lines[0], err)
+		t.Errorf("with Timestamps set, the log line %q does not begin with a time: %v", lines[0], err)
 	}
 	// The driver calls Seen with the time of each line. A reader that resumes with Since set to that time
 	// misses no line.

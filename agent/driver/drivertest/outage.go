@@ -40,10 +40,10 @@ func (s *suite) during(t *testing.T, after time.Duration, cut, restore func(), c
 	case err := <-done:
 		t.Logf("the engine became unreachable after %s, and the call returned %v", after, err)
 		if class := driver.ClassOf(err); err != nil && class.Cause() == driver.Final {
-			t.Errorf("a call of an unreachable engine returned an error of class %s: %v; want a temporary error", class, err)
+			t.Errorf("a driver's call during an outage of the engine returned an error of the permanent class %s: %v; want a temporary error", class, err)
 		}
 	case <-time.After(2 * s.Patience):
-		t.Errorf("the call does not end while the engine is unreachable")
+		t.Errorf("a driver's call during an outage of the engine does not end")
 	}
 	restore()
 	err := testbed.Poll(s.ctx, s.Patience, "the same call after the outage", func(ctx context.Context) error {
@@ -66,7 +66,7 @@ func untouched(t *testing.T, why string, before, after driver.Observed) {
 	t.Helper()
 	same(t, why, before, after)
 	if !before.StartedAt.Equal(after.StartedAt) {
-		t.Errorf("the instance was restarted: started %s, then %s", before.StartedAt, after.StartedAt)
+		t.Errorf("the outage restarted the instance: it was started at %s, then at %s", before.StartedAt, after.StartedAt)
 	}
 }
 
@@ -107,7 +107,7 @@ func (s *suite) cutDuring(t *testing.T, name string, prepare func(driver.Driver,
 		s.during(t, after, cut, restore, func(ctx context.Context) error { return d.Ensure(ctx, spec) })
 		o := s.await(t, d, spec.ID, driver.Running)
 		if o.Content != spec.Content {
-			t.Errorf("the instance runs content %q, want %q", o.Content, spec.Content)
+			t.Errorf("after the interrupted Ensure and the outage the instance has content %q, want %q", o.Content, spec.Content)
 		}
 		s.ensure(t, d, spec)
 		same(t, "another Ensure", o, s.await(t, d, spec.ID, driver.Running))

@@ -116,10 +116,10 @@ func testExec(t *testing.T, s *suite) {
 		x := s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Say("good", "bad", code)})
 		out, bad := s.output(t, x)
 		if out != "good\n" || bad != "bad\n" {
-			t.Errorf("the command's outputs are %q and %q, want the texts that it printed", out, bad)
+			t.Errorf("the session returned the stdout %q and the stderr %q, want the texts that the command printed", out, bad)
 		}
 		if got := s.exit(t, x); got != code {
-			t.Errorf("the command's exit code is %d, want %d", got, code)
+			t.Errorf("the session returned the exit code %d, want %d, that of the command", got, code)
 		}
 		for range 2 {
 			if err := x.Close(); err != nil {
@@ -143,7 +143,7 @@ func testExecInput(t *testing.T, s *suite) {
 	}()
 	out, bad := s.output(t, x)
 	if out != text || bad != "" {
-		t.Errorf("of %d bytes sent to cat, %d came back, and stderr is %q", len(text), len(out), bad)
+		t.Errorf("of %d bytes that were sent to the command cat, %d came back, and its stderr is %q", len(text), len(out), bad)
 	}
 	if code := s.exit(t, x); code != 0 {
 		t.Errorf("the exit code of cat is %d, want 0", code)
@@ -167,7 +167,7 @@ func testExecSignal(t *testing.T, s *suite) {
 		x := s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Wait})
 		s.waiting(t, x)
 		if err := x.Signal(s.ctx, "NONE"); driver.ClassOf(err) != driver.InvalidSpecification {
-			t.Errorf("an unknown signal returned %v, want an error", err)
+			t.Errorf("Session.Signal with an unknown signal returned %v, want an error", err)
 		}
 		if err := x.Signal(s.ctx, name); err != nil {
 			t.Fatalf("Signal(%s): %v", name, err)
@@ -219,7 +219,7 @@ func testExecMissing(t *testing.T, s *suite) {
 	x := s.exec(t, d, id, driver.ExecOptions{Command: []string{"/no/such/program"}})
 	out, bad := s.output(t, x)
 	if code := s.exit(t, x); code != 126 && code != 127 || !strings.Contains(out+bad, "no/such/program") {
-		t.Errorf("a missing command has exit code %d and output %q, want 126 or 127 and the reason", code, out+bad)
+		t.Errorf("a session of a command that does not exist has exit code %d and output %q, want 126 or 127 and the reason", code, out+bad)
 	}
 }
 
@@ -242,7 +242,7 @@ func testExecClose(t *testing.T, s *suite) {
 	}
 	s.output(t, x)
 	if code := s.exit(t, x); code < 128 {
-		t.Errorf("a killed command has exit code %d, want 128 plus the number of a signal", code)
+		t.Errorf("a command whose workload was stopped has exit code %d, want 128 plus the number of a signal", code)
 	}
 }
 

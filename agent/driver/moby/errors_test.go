@@ -18,7 +18,7 @@ func TestErrorsByText(t *testing.T) {
 		"invalid mount config for type \"bind\": bind source path does not exist: /srv/web":                   driver.StorageAttachFailed,
 	} {
 		if got := driver.ClassOf(Classify("start", errors.New(text))); got != want {
-			t.Errorf("%q is of class %s, want %s", text, got, want)
+			t.Errorf("an engine error with the text %q got class %s, want %s", text, got, want)
 		}
 	}
 }

@@ -153,7 +153,7 @@ func (s *session) CloseWrite() error {
 	}
 	s.shut = true
 	if s.exec == "" {
-		return nil // a user who detaches must not close the workload's input
+		return nil // for a console do nothing: a user who detaches must not close the workload's input
 	}
 	return s.conn.CloseWrite()
 }

@@ -24,7 +24,7 @@ func FuzzFrames(f *testing.F) {
 				return
 			}
 			if left -= len(out.Data); left < 0 || len(out.Data) == 0 {
-				t.Fatalf("Output returned %d bytes, more than the input has, or an empty piece", -left)
+				t.Fatalf("Output returned an empty piece, or %d more bytes than the frames contain", -left)
 			}
 		}
 	})

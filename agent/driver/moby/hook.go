@@ -65,7 +65,8 @@ func (e *Engine) HooksOf(labels map[string]string) (h Hooks, err error) {
 	return h, nil
 }
 
-// hooksContext is what a label with hooks is bound to: the workload on this node.
+// hooksContext returns the context under which the hooks label is sealed: cluster, node and workload. So a
+// sealed label is valid only for this workload on this node.
 func hooksContext(labels map[string]string) []byte {
 	return fmt.Appendf(nil, "%s %q %q %q", driver.LabelHooks, labels[driver.LabelCluster], labels[driver.LabelNode], labels[driver.LabelWorkload])
 }
@@ -86,8 +87,9 @@ func (e *Engine) PostStart(ctx context.Context, id string, hooks []types.Service
 	return nil
 }
 
-// Unready reports whether post_start hooks of a container failed, or were interrupted, since its last start. Such a
-// container must be stopped (StopFailed) before it counts as started. It returns false if another process ran the hooks.
+// Unready reports whether post_start hooks of a container failed, or were interrupted, since its last start.
+// Such a container must be stopped (StopFailed) before it counts as started. It knows only the hooks that
+// this process ran, and returns false if a previous process of the agent ran them.
 func (e *Engine) Unready(id string) bool {
 	_, unready := e.unready.Load(id)
 	return unready
@@ -116,8 +118,8 @@ func (e *Engine) PreStop(ctx context.Context, in container.InspectResponse, grac
 	return max(time.Until(end), 0)
 }
 
-// failedGrace is the longest grace period of a container whose post_start failed. It is the engine's default, because
-// the stop cannot be interrupted, and new orders for the workload wait for it.
+// failedGrace is the longest grace period of a container whose post_start failed. It is the engine's default,
+// and is short because new orders for the workload wait for this stop, which cannot be interrupted.
 const failedGrace = 10 * time.Second
 
 // StopFailed stops a container whose post_start hooks failed, so that its next start runs them again. The stop goes on
@@ -189,7 +191,8 @@ func (e *Engine) hook(ctx context.Context, id string, h types.ServiceHook) error
 	return HookError(text)
 }
 
-// HookError is the error of a hook that ended with another exit code than 0. It contains the end of its output.
+// HookError is the error of a hook that ended with another exit code than 0. It contains the end of the
+// hook's output.
 type HookError string
 
 func (e HookError) Error() string { return string(e) }

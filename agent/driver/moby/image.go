@@ -99,8 +99,9 @@ func (img *Image) PlatformName() string {
 	return platforms.Format(*img.Platform)
 }
 
-// Refresh pulls an image with the policy PullAlways, or a floating image (one with the tag latest, or without a
-// tag), before a container is created from it. For other images it does nothing: if one is missing, the create call reports this, and then it is pulled.
+// Refresh pulls an image with the policy PullAlways, or a floating image (one with the tag latest, or without
+// a tag), before a container is created from it. For other images it does nothing: if such an image is
+// missing, the create call reports this, and then the driver pulls it.
 func (e *Engine) Refresh(ctx context.Context, id driver.ID, img Image) error {
 	switch {
 	case img.Policy == PullAlways && !img.Local:
@@ -132,8 +133,8 @@ func (e *Engine) Refresh(ctx context.Context, id driver.ID, img Image) error {
 	return nil
 }
 
-// renewed calls Options.Pulled if the name of img refers to another image after the pull. before is the id
-// of the image that had the name until then.
+// renewed calls Options.Pulled if the name of img refers to another image after the pull. before is the id of
+// the image that had this name before the pull.
 func (e *Engine) renewed(ctx context.Context, img Image, before string) {
 	if e.opt.Pulled == nil {
 		return

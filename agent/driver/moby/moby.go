@@ -30,8 +30,8 @@ type Options struct {
 	// Progress is called with the progress of an image pull for a workload: every few seconds while the pull
 	// makes progress, and with "" at its end. Progress must not block, and may be nil.
 	Progress func(id driver.ID, text string)
-	// Pulled is called for each newly pulled image. For a renewed image, before is the id of the image
-	// that had the name until then; otherwise before is "". May be nil.
+	// Pulled is called for each newly pulled image; ref is its name. If an older image on the engine had this
+	// name before the pull, before is the id of that image; otherwise before is "". May be nil.
 	Pulled func(ref, before string)
 	// CallTimeout bounds one call to the engine. Default 60 s, because a busy engine starts containers slowly.
 	CallTimeout time.Duration

@@ -19,22 +19,22 @@ func TestKilledForMemory(t *testing.T) {
 		state container.State
 		want  string // part of the message; "" if the message must not mention memory
 	}{
-		{"the container ended", container.State{Status: container.StateExited, ExitCode: 137, OOMKilled: true}, "memory limit of 24 MiB (exit code 137)"},
-		{"the engine restarts it", container.State{Status: container.StateRestarting, ExitCode: 137, OOMKilled: true}, "(restart 3): OOMKilled: the container exceeded its memory limit of 24 MiB"},
-		{"a child was killed", container.State{Status: container.StateRunning, OOMKilled: true}, "running; a process was killed: the container exceeded its memory limit of 24 MiB"},
-		{"a child was killed, with a health check", container.State{Status: container.StateRunning, OOMKilled: true, Health: &container.Health{Status: container.Healthy}}, "healthy; a process was killed"},
-		{"another signal", container.State{Status: container.StateRestarting, ExitCode: 137}, ""},
+		{"the container ended after the kill", container.State{Status: container.StateExited, ExitCode: 137, OOMKilled: true}, "memory limit of 24 MiB (exit code 137)"},
+		{"the engine restarts the container after the kill", container.State{Status: container.StateRestarting, ExitCode: 137, OOMKilled: true}, "(restart 3): OOMKilled: the container exceeded its memory limit of 24 MiB"},
+		{"a child process was killed, and the container runs on", container.State{Status: container.StateRunning, OOMKilled: true}, "running; a process was killed: the container exceeded its memory limit of 24 MiB"},
+		{"a child process was killed, and the container runs on, with a health check", container.State{Status: container.StateRunning, OOMKilled: true, Health: &container.Health{Status: container.Healthy}}, "healthy; a process was killed"},
+		{"the container was killed by another signal", container.State{Status: container.StateRestarting, ExitCode: 137}, ""},
 		{"no process was killed", container.State{Status: container.StateRunning}, ""},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
 			_, _, message := StateOf(&c.state, 3, limit)
 			if !strings.Contains(message, c.want) || c.want == "" && strings.Contains(message, "memory") {
-				t.Errorf("the message is %q, want %q in it", message, c.want)
+				t.Errorf("the message of the container is %q, want it to contain %q", message, c.want)
 			}
 		})
 	}
 	if got := memoryLimit(&container.HostConfig{}); got != "its memory limit" {
-		t.Errorf("the message of a killed container without a memory limit is %q", got)
+		t.Errorf("the message of a killed container without a memory limit is %q, want one that names no limit", got)
 	}
 }
 
@@ -60,7 +60,7 @@ func TestOOMEventsOfChildren(t *testing.T) {
 	for _, end := range []events.Action{events.ActionStart, events.ActionDestroy} {
 		o.note(events.ActionOOM, "a")
 		if o.note(end, "a"); killed("a", container.StateRunning) {
-			t.Errorf("the container is still reported as OOMKilled after %s", end)
+			t.Errorf("the container is still reported as OOMKilled after the event %q", end)
 		}
 	}
 	o.complete(&container.InspectResponse{}) // complete must accept an answer of the engine without the state of the container
@@ -68,7 +68,7 @@ func TestOOMEventsOfChildren(t *testing.T) {
 		o.note(events.ActionOOM, strconv.Itoa(i))
 	}
 	if len(o.ids) > maxOOMs {
-		t.Errorf("%d ids are stored, want at most maxOOMs", len(o.ids))
+		t.Errorf("the ids of %d killed containers are stored, want at most maxOOMs", len(o.ids))
 	}
 }
 
@@ -90,7 +90,7 @@ func TestTheMessageOfAnUnhealthyContainer(t *testing.T) {
 	} {
 		_, _, message := StateOf(&container.State{Status: container.StateRunning, Health: &container.Health{Status: c.status, Log: c.log}}, 0, "")
 		if message != c.want {
-			t.Errorf("the message is %q, want %q", message, c.want)
+			t.Errorf("the message of the container is %q, want %q", message, c.want)
 		}
 	}
 }

@@ -10,12 +10,12 @@ func TestOutputIsRotatedOnlyWithoutOwnSettings(t *testing.T) {
 		want                  bool
 	}{
 		{"no file", "json-file", "", true},
-		{"a file without log settings", "json-file", `{"data-root": "/srv"}`, true},
-		{"a file that is not JSON", "json-file", `{`, true},
+		{"rotation for json-file if the configuration file has no log settings", "json-file", `{"data-root": "/srv"}`, true},
+		{"rotation for json-file if the configuration file is not JSON", "json-file", `{`, true},
 		{"another driver", "journald", "", false},
-		{"a driver in the file", "json-file", `{"log-driver": "json-file"}`, false},
-		{"options in the file", "json-file", `{"log-opts": {"max-size": "1g"}}`, false},
-		{"the engine does not answer", "", "", false},
+		{"no rotation if the configuration file names a log driver", "json-file", `{"log-driver": "json-file"}`, false},
+		{"no rotation if the configuration file has log options", "json-file", `{"log-opts": {"max-size": "1g"}}`, false},
+		{"no rotation if the engine has not reported its log driver", "", "", false},
 	} {
 		got := rotation(tt.logging, []byte(tt.config))
 		if (got.Type != "") != tt.want || tt.want && (got.Config["max-size"] != "20m" || got.Config["max-file"] != "3") {

@@ -109,12 +109,12 @@ func TestPoliciesWithKeysNeedSignedImages(t *testing.T) {
 	good, bad := image(true), image(false)
 	e := engine("shop")
 	if err := e.Signed(t.Context(), spec, ask(good)); err != nil {
-		t.Errorf("Signed of a signed image returned %v, want success", err)
+		t.Errorf("Signed of a signed image returned %v, want no error", err)
 	}
 	err = e.Signed(t.Context(), spec, ask(bad))
 	for _, word := range []string{"container.image", bad, `policy "signed"`, "rule image_keys", key, "sign it"} {
 		if driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), word) {
-			t.Errorf("the refusal of class %s lacks %q: %v", driver.ClassOf(err), word, err)
+			t.Errorf("Signed of an image without signature returned class %s, want INVALID_SPECIFICATION and a text that contains %q: %v", driver.ClassOf(err), word, err)
 		}
 	}
 	if err := engine("bank").Signed(t.Context(), spec, ask(good)); driver.ClassOf(err) != driver.ImagePullAuthFailed {
@@ -122,9 +122,9 @@ func TestPoliciesWithKeysNeedSignedImages(t *testing.T) {
 	}
 	down.Store(true)
 	if err := e.Signed(t.Context(), spec, ask(good)); err != nil {
-		t.Errorf("Signed of an image that was checked before returned %v while the registry is down, want success", err)
+		t.Errorf("the registry is down: Signed of an image that was checked before returned %v, want no error", err)
 	}
 	if err := engine("shop").Signed(t.Context(), spec, ask(good)); driver.ClassOf(err) != driver.ImagePullTimeout {
-		t.Errorf("Signed of an unchecked image returned %v while the registry is down; want a temporary failure", err)
+		t.Errorf("the registry is down: Signed of an image that was not checked before returned %v, want a temporary error", err)
 	}
 }

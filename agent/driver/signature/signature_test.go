@@ -108,29 +108,29 @@ func TestSignaturesOfImages(t *testing.T) {
 		sign func(digest string) []signed
 		want string // part of the expected error; "" if the image must be accepted
 	}{
-		{"an image that is signed with an ECDSA key", func(d string) []signed { return []signed{by(ec, payloadOf(d, payloadType))} }, ""},
-		{"an image that is signed with an Ed25519 key", func(d string) []signed { return []signed{by(ed, payloadOf(d, payloadType))} }, ""},
-		{"only the second signature is by a given key", func(d string) []signed {
+		{"an image that is signed with the ECDSA key is accepted", func(d string) []signed { return []signed{by(ec, payloadOf(d, payloadType))} }, ""},
+		{"an image that is signed with the Ed25519 key is accepted", func(d string) []signed { return []signed{by(ed, payloadOf(d, payloadType))} }, ""},
+		{"an image of which only the second signature is by a given key is accepted", func(d string) []signed {
 			return []signed{by(stranger, payloadOf(d, payloadType)), by(ec, payloadOf(d, payloadType))}
 		}, ""},
-		{"an image that is not signed", func(string) []signed { return nil }, "the registry has no"},
-		{"a signature image without signatures", func(string) []signed { return []signed{} }, "has no signature"},
-		{"an image that is signed with another key", func(d string) []signed { return []signed{by(stranger, payloadOf(d, payloadType))} }, "by another key"},
-		{"the signature of another image", func(string) []signed { return []signed{by(ec, payloadOf(other, payloadType))} }, "the signature is for the digest " + `"` + other},
-		{"a signed text of another kind", func(d string) []signed { return []signed{by(ec, payloadOf(d, "attestation"))} }, "attestation"},
+		{"an image that is not signed is refused", func(string) []signed { return nil }, "the registry has no"},
+		{"an image whose signature image has no signatures is refused", func(string) []signed { return []signed{} }, "has no signature"},
+		{"an image that is signed only with another key is refused", func(d string) []signed { return []signed{by(stranger, payloadOf(d, payloadType))} }, "by another key"},
+		{"an image with the signature of another image is refused", func(string) []signed { return []signed{by(ec, payloadOf(other, payloadType))} }, "the signature is for the digest " + `"` + other},
+		{"an image with a signed text of another kind is refused", func(d string) []signed { return []signed{by(ec, payloadOf(d, "attestation"))} }, "attestation"},
 		{"a changed text", func(d string) []signed {
 			s := by(ec, payloadOf(other, payloadType))
 			s.payload = payloadOf(d, payloadType)
 			return []signed{s}
 		}, "by another key"},
-		{"a signature that is no base64", func(d string) []signed { return []signed{{payloadOf(d, payloadType), "%"}} }, "not base64"},
-		{"a signed text that is no JSON", func(string) []signed { return []signed{by(ec, "x")} }, "no JSON"},
+		{"an image with a signature that is not base64 is refused", func(d string) []signed { return []signed{{payloadOf(d, payloadType), "%"}} }, "not base64"},
+		{"an image with a signed text that is not JSON is refused", func(string) []signed { return []signed{by(ec, "x")} }, "no JSON"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ref := pushed(t, host, tt.sign)
 			err := Check(t.Context(), ref, authn.AuthConfig{}, []crypto.PublicKey{ec.Public(), ed.Public()})
 			if tt.want == "" && err != nil || tt.want != "" && (!errors.Is(err, ErrNone) || !strings.Contains(err.Error(), tt.want)) {
-				t.Errorf("Check returned %v, want %q", err, tt.want)
+				t.Errorf("Check of the image returned the error %v, want ErrNone with the text %q, or no error if that is empty", err, tt.want)
 			}
 		})
 	}
@@ -153,7 +153,7 @@ func FuzzVerify(f *testing.F) {
 	f.Add([]byte(payloadOf(digest, payloadType)), "")
 	f.Fuzz(func(t *testing.T, payload []byte, signature string) {
 		if verify(payload, signature, digest, []crypto.PublicKey{public}) == nil {
-			t.Errorf("verify accepted the text %q with the signature %q", payload, signature)
+			t.Errorf("verify accepted the text %q with the signature %q, which was not made with the key", payload, signature)
 		}
 	})
 }

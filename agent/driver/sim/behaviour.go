@@ -260,8 +260,8 @@ func (b behaviour) restarts() bool {
 	return false
 }
 
-// until returns the time at which the simulated instance ends by itself for good; 0 if it never
-// does.
+// until returns the time at which the simulated instance ends by itself and is not restarted; 0 if there is
+// no such time.
 func (r record) until() time.Duration {
 	b := r.Behaviour
 	life := b.StartDelay + b.CrashAfter

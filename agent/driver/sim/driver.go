@@ -198,8 +198,9 @@ func (d *Driver) freeName(id driver.ID) (string, error) {
 	return "", driver.Errorf(driver.NameConflict, "ensure", "every possible name of workload %q is used by another agent of the cluster: %q", id, d.names(id))
 }
 
-// failsAgain reports whether this call of Ensure for a workload with the image sim/flaky must fail, because
-// fewer than times calls have failed so far. It counts the calls that fail.
+// failsAgain is called by Ensure for a workload with the image sim/flaky. It returns true for the first
+// calls, as many as the parameter times says, and counts them. Then it returns false once, and the count
+// begins anew.
 func (e *Engine) failsAgain(id driver.ID, times int) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

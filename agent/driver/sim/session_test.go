@@ -24,6 +24,6 @@ func TestInputAfterTheProgramEnded(t *testing.T) {
 		}
 	}
 	if piece, err := s.Output(); err != nil || string(piece.Data) != "bye" {
-		t.Errorf("the output from before the end is %q, %v; want the output that the program wrote", piece.Data, err)
+		t.Errorf("the first output of the session is %q, error %v; want the output that the program wrote before its end", piece.Data, err)
 	}
 }

@@ -103,7 +103,7 @@ func TestConformance(t *testing.T) {
 			if pairs := overlaps(t, open(t)); len(pairs) > 0 {
 				for _, p := range pairs {
 					if p[0].NodeID == p[1].NodeID {
-						t.Errorf("a workload ran twice at the same time on one node: %+v", p)
+						t.Errorf("two runs of one workload on the same node overlap in time: %+v", p)
 					}
 				}
 			}
@@ -220,9 +220,9 @@ func TestImagesOfTheSimulatorBehaveAsNamed(t *testing.T) {
 		"always": {container("sim/crash:2", restart("always", 0)), []moment{
 			{49 * ms, driver.Running, 0, 0}, {50 * ms, driver.Pending, 0, 2}, {149 * ms, driver.Pending, 0, 2},
 			{150 * ms, driver.Running, 1, 2}, {200 * ms, driver.Pending, 1, 2}, {1500 * ms, driver.Running, 10, 2}}},
-		"policy on-failure gives up": {container("sim/crash:2", restart("on-failure", 2)), []moment{
+		"a crashing workload with policy on-failure is given up after 2 restarts": {container("sim/crash:2", restart("on-failure", 2)), []moment{
 			{320 * ms, driver.Running, 2, 2}, {350 * ms, driver.Failed, 2, 2}, {time.Hour, driver.Failed, 2, 2}}},
-		"policy on-failure after a successful run": {container("sim/exit", restart("on-failure", 0)), []moment{{time.Second, driver.Stopped, 0, 0}}},
+		"a workload with policy on-failure is not restarted after exit code 0": {container("sim/exit", restart("on-failure", 0)), []moment{{time.Second, driver.Stopped, 0, 0}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -232,7 +232,7 @@ func TestImagesOfTheSimulatorBehaveAsNamed(t *testing.T) {
 				r.set(start + m.after)
 				o := r.state("w")
 				if o.State != m.state || o.RestartCount != m.restarts || o.ExitCode != m.code {
-					t.Errorf("after %s the workload is %s with %d restarts and code %d; want %s, %d, %d",
+					t.Errorf("after %s the workload is %s with %d restarts and exit code %d; want %s, %d restarts and exit code %d",
 						m.after, o.State, o.RestartCount, o.ExitCode, m.state, m.restarts, m.code)
 				}
 			}
@@ -251,10 +251,10 @@ func TestABusyWorkloadUsesMore(t *testing.T) {
 	busy.StartedAt = calm.StartedAt
 	use, err := r.d.Usage(t.Context(), []driver.Observed{calm, busy})
 	if err != nil || len(use) != 2 {
-		t.Fatalf("the use is %v, error %v", use, err)
+		t.Fatalf("Usage returned %v, error %v; want the usage of two workloads", use, err)
 	}
 	if use[1].CPU != 50*use[0].CPU {
-		t.Errorf("the busy workload used %s, the other one %s, want 50 times as much", use[1].CPU, use[0].CPU)
+		t.Errorf("the workload with sim/busy used %s of CPU time, the other workload %s; want 50 times as much", use[1].CPU, use[0].CPU)
 	}
 }
 
@@ -284,7 +284,7 @@ func TestInvalidSpecificationsAreRefused(t *testing.T) {
 		r := newRig(t)
 		err := r.d.Ensure(context.Background(), spec("w", c.body))
 		if driver.ClassOf(err) != c.class || !strings.Contains(err.Error(), c.names) {
-			t.Errorf("an invalid %s returned class %s: %v; want %s", c.names, driver.ClassOf(err), err, c.class)
+			t.Errorf("Ensure with an invalid %s returned class %s: %v; want class %s", c.names, driver.ClassOf(err), err, c.class)
 		}
 	}
 }
@@ -294,7 +294,7 @@ func TestAFlakyImageFailsThenStarts(t *testing.T) {
 	s := spec("w", container("sim/flaky:2"))
 	for i, want := range []driver.Class{driver.RuntimeError, driver.RuntimeError, ""} {
 		if got := driver.ClassOf(r.d.Ensure(context.Background(), s)); got != want {
-			t.Errorf("attempt %d returned class %q, want %q", i+1, got, want)
+			t.Errorf("call %d of Ensure for a workload with sim/flaky returned class %q, want %q", i+1, got, want)
 		}
 	}
 }
@@ -407,7 +407,7 @@ func TestFolderIsShared(t *testing.T) {
 	}
 	runs, err := sim.ReadRuns(dir)
 	if err != nil || len(runs) != 2 {
-		t.Fatalf("the run log has %+v, error %v; want one run on each node", runs, err)
+		t.Fatalf("the run log has %+v, error %v; want two runs: one on each node", runs, err)
 	}
 	pairs := sim.Overlaps(runs)
 	if len(pairs) != 1 || pairs[0][0].NodeID != "n1" || pairs[0][1].NodeID != "n2" {

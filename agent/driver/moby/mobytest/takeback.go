@@ -17,9 +17,9 @@ import (
 
 // TakeBackFirst puts a proxy before the engine to which cli is connected. Just before the first start of a
 // container through the proxy, the proxy removes that container, but answers the next inspection of it as if
-// it still existed. A real engine does the same with a container if the client that created it disconnects.
-// TakeBackFirst returns the proxy's address for a driver, and a function that returns the removed
-// container's id ("" for none yet). The engine must listen on a Unix socket.
+// it still existed. A real engine does the same with a container if the client that created the container
+// disconnects. TakeBackFirst returns the proxy's address for a driver, and a function that returns the
+// removed container's id ("" for none yet). The engine must listen on a Unix socket.
 func TakeBackFirst(t *testing.T, cli *client.Client) (host string, taken func() string) {
 	t.Helper()
 	target, ok := strings.CutPrefix(cli.DaemonHost(), "unix://")
