@@ -30,16 +30,16 @@ func TestKVMIsUsedOnlyAfterASuccessfulProbe(t *testing.T) {
 		d.accel.try = func(context.Context, *hostcaps.Machine) error { return c.probe }
 		m, err := d.accel.choose(t.Context(), d, both)
 		if m != c.machine || !errors.Is(err, c.probe) {
-			t.Errorf("after the probe result %v the machine type is %+v, %v; want the probe's error, or KVM if it succeeded", c.probe, m, err)
+			t.Errorf("the KVM probe ended with %v: choose returned the machine type %+v, error %v; want the probe's error, or KVM if it succeeded", c.probe, m, err)
 		}
 	}
 	if m, err := d.accel.choose(t.Context(), d, &facts{engine: "e", tcg: emulated}); m != emulated || err != nil {
-		t.Errorf("without KVM the machine type is %+v, %v; want emulation", m, err)
+		t.Errorf("libvirt offers no KVM: choose returned the machine type %+v, error %v; want emulation", m, err)
 	}
 	d.accel.try = func(context.Context, *hostcaps.Machine) error {
 		return driver.Errorf(driver.RuntimeError, "kvm", "hangs")
 	}
 	if m, err := d.accel.choose(t.Context(), d, &facts{engine: "other", kvm: native, tcg: emulated}); m != emulated || err != nil {
-		t.Errorf("if the probe guest does not boot, the machine type is %+v, %v; want emulation", m, err)
+		t.Errorf("the probe guest did not boot under KVM: choose returned the machine type %+v, error %v; want emulation", m, err)
 	}
 }

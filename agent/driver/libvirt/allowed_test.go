@@ -34,14 +34,14 @@ func TestRulesJudgeMachines(t *testing.T) {
 		vm      *agentv1.VMSpec
 		refused []string
 	}{
-		{"an image in the folder of images", &agentv1.VMSpec{OsImage: "debian.qcow2", Disks: disk("")}, nil},
-		{"a disk at the path that schedulers set", &agentv1.VMSpec{Disks: disk(defaultImages + "/ID-vda.qcow2")}, nil},
-		{"the workload's own disk in this node's folder", &agentv1.VMSpec{Disks: disk(images + "/ID-vda.qcow2")}, nil},
-		{"the disk of another workload as an image", &agentv1.VMSpec{OsImage: "bank-vda.qcow2", Disks: disk("")}, []string{"vm.image", "bank-vda.qcow2", "rule disks"}},
-		{"the disk of another workload", &agentv1.VMSpec{Disks: disk(images + "/bank-vda.qcow2")}, []string{"vm.disks[0].path", "rule disks"}},
-		{"the disk of another workload, at a path below the folder in which schedulers place disks", &agentv1.VMSpec{Disks: disk(defaultImages + "/bank-vda.qcow2")}, []string{"vm.disks[0].path", "rule disks"}},
-		{"a disk of the machine", &agentv1.VMSpec{Disks: disk("/dev/sda")}, []string{`"/dev/sda"`, "rule disks"}},
-		{"a file of the machine, as an image", &agentv1.VMSpec{OsImage: "/etc/shadow", Disks: disk("")}, []string{"vm.image", "rule disks"}},
+		{"an image in the driver's folder of images is allowed", &agentv1.VMSpec{OsImage: "debian.qcow2", Disks: disk("")}, nil},
+		{"a disk at the path that schedulers set is allowed", &agentv1.VMSpec{Disks: disk(defaultImages + "/ID-vda.qcow2")}, nil},
+		{"the workload's own disk in this node's folder of images is allowed", &agentv1.VMSpec{Disks: disk(images + "/ID-vda.qcow2")}, nil},
+		{"the disk of another workload, as an image, is refused", &agentv1.VMSpec{OsImage: "bank-vda.qcow2", Disks: disk("")}, []string{"vm.image", "bank-vda.qcow2", "rule disks"}},
+		{"the disk of another workload is refused", &agentv1.VMSpec{Disks: disk(images + "/bank-vda.qcow2")}, []string{"vm.disks[0].path", "rule disks"}},
+		{"the disk of another workload, at a path that schedulers set, is refused", &agentv1.VMSpec{Disks: disk(defaultImages + "/bank-vda.qcow2")}, []string{"vm.disks[0].path", "rule disks"}},
+		{"a disk device of the host is refused", &agentv1.VMSpec{Disks: disk("/dev/sda")}, []string{`"/dev/sda"`, "rule disks"}},
+		{"a file of the host, as an image, is refused", &agentv1.VMSpec{OsImage: "/etc/shadow", Disks: disk("")}, []string{"vm.image", "rule disks"}},
 		{"a bridge", &agentv1.VMSpec{Disks: disk(""), Networks: []*agentv1.NetworkConfig{{Network: "br0"}}}, []string{`"br0"`, "rule networks"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -64,7 +64,7 @@ func TestRulesJudgeMachines(t *testing.T) {
 			}
 			for _, word := range tt.refused {
 				if !strings.Contains(err.Error(), word) {
-					t.Errorf("the refusal lacks %q: %v", word, err)
+					t.Errorf("the error of Ensure lacks %q: %v", word, err)
 				}
 			}
 			if _, made := w.hv.all[string(spec.ID)]; made {

@@ -140,7 +140,7 @@ func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, pin
 				case <-hints:
 				case <-time.After(5 * time.Second):
 				case <-late:
-					t.Fatalf("at the end of the wait the guest has addresses %v and metadata %v", o.Addresses, o.Metadata)
+					t.Fatalf("within the time limit the driver reported only the addresses %v of the guest, with the metadata %v", o.Addresses, o.Metadata)
 				}
 			}
 			if err != nil {
@@ -152,7 +152,7 @@ func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, pin
 			}
 			for i, fits := range c.want {
 				if !fits(o.Addresses[i]) {
-					t.Errorf("interface %d has the unexpected address %s", i, o.Addresses[i])
+					t.Errorf("the driver reports for interface %d of the guest the unexpected address %s", i, o.Addresses[i])
 				}
 			}
 			// The guest itself prints the address that the driver reports, and another host on the bridge

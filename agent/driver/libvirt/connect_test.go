@@ -38,12 +38,12 @@ func TestURIsNameASocketOfThisMachine(t *testing.T) {
 		e, err := parseURI(c.uri)
 		if c.err != "" {
 			if driver.ClassOf(err) != driver.InvalidConfiguration || !strings.Contains(err.Error(), c.err) {
-				t.Errorf("%s: the error is %v; want %q", c.uri, err, c.err)
+				t.Errorf("parseURI(%q) returned the error %v; want %q", c.uri, err, c.err)
 			}
 			continue
 		}
 		if err != nil || !slices.Equal(e.sockets, c.sockets) || string(e.hypervisor) != c.hypervisor {
-			t.Errorf("%s: got %+v, %v; want sockets %q and hypervisor %s", c.uri, e, err, c.sockets, c.hypervisor)
+			t.Errorf("parseURI(%q) returned %+v, error %v; want the sockets %q and the hypervisor %s", c.uri, e, err, c.sockets, c.hypervisor)
 		}
 	}
 }
@@ -55,7 +55,7 @@ func TestAvailableNamesTheMissingSocket(t *testing.T) {
 		t.Errorf("without a socket Available returned %v; want the socket and how to install libvirt", err)
 	}
 	if err := Available(theDaemon(t).URI); err != nil {
-		t.Errorf("Available returned %v although a libvirt daemon listens; want nil", err)
+		t.Errorf("a libvirt daemon listens, but Available returned %v; want nil", err)
 	}
 }
 
@@ -84,9 +84,9 @@ func TestErrorsOfTheDaemonHaveClasses(t *testing.T) {
 	} {
 		var e lv.Error
 		if driver.ClassOf(c.err) != c.class || !strings.Contains(c.err.Error(), c.text) {
-			t.Errorf("%s: got %v; want class %s and the text %q", c.what, c.err, c.class, c.text)
+			t.Errorf("%s returned %v; want an error of class %s with the text %q", c.what, c.err, c.class, c.text)
 		} else if c.code == 0 && !errors.Is(c.err, errAbsent) || c.code != 0 && (!errors.As(c.err, &e) || lv.ErrorNumber(e.Code) != c.code) {
-			t.Errorf("%s: got %#v; want libvirt's error code %d (0: an error that wraps errAbsent)", c.what, c.err, c.code)
+			t.Errorf("%s returned %#v; want libvirt's error code %d (0 means an error that wraps errAbsent)", c.what, c.err, c.code)
 		}
 	}
 }
@@ -109,7 +109,7 @@ func TestAHangingDaemonIsFoundByTheCheck(t *testing.T) {
 	if driver.ClassOf(err) != driver.RuntimeUnhealthy || !strings.Contains(err.Error(), "the connection to libvirt was lost") {
 		t.Errorf("List of a daemon that hangs returned %v; want the lost connection and class %s", err, driver.RuntimeUnhealthy)
 	}
-	testbed.Within(t, 20*time.Second, "an answer of the daemon that was stopped and continues", func() error { _, err := d.List(ctx); return err })
+	testbed.Within(t, 20*time.Second, "the daemon that was stopped and continues answers again", func() error { _, err := d.List(ctx); return err })
 }
 
 // When a guest ends, its console session ends too, even while somebody types. TestMain finds goroutines
@@ -142,7 +142,7 @@ func TestAConsoleEndsWithItsGuest(t *testing.T) {
 			select {
 			case <-done:
 			case <-time.After(30 * time.Second):
-				t.Errorf("%s does not end, although the guest has ended", what)
+				t.Errorf("the guest has ended, but %s on its console session does not end", what)
 			}
 		}
 		if err := line.Close(); err != nil {

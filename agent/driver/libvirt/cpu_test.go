@@ -146,7 +146,7 @@ func TestEveryDomainHasItsCPUQuota(t *testing.T) {
 				return hv.all[id].live, o.Metadata["cpu_limit"], o.Message
 			}
 		}
-		t.Fatalf("%s does not run content %s: %+v", id, content, all)
+		t.Fatalf("workload %q does not run with content %q; List returned %+v", id, content, all)
 		return
 	}
 	quota := func(n string) string { return "<global_quota>" + n + "</global_quota>" }
@@ -176,11 +176,11 @@ func TestEveryDomainHasItsCPUQuota(t *testing.T) {
 			live, limit, message := ensure(d, hv, id, "c1:1", 500)
 			if strings.Contains(live, "<cputune>") || limit != "500 millicores, not enforced" ||
 				message != "its CPU limit of 500 millicores is not enforced on this node, only its number of processors: cgroup cpu is required for scheduler tuning" {
-				t.Errorf("if libvirt refuses the quota at %s, limit %q, message %q, the guest runs with\n%s", at, limit, message, live)
+				t.Errorf("libvirt refuses the quota at %s: the status has limit %q and message %q, want \"not enforced\" and the reason; the guest runs with\n%s", at, limit, message, live)
 			}
 		}
 		if hv.refusals != 1 {
-			t.Errorf("when %s refuses the quota, the hypervisor was asked %d times, want once", at, hv.refusals)
+			t.Errorf("libvirt refuses the quota at %s: the driver tried %d times to set a quota, want once", at, hv.refusals)
 		}
 		// A restarted daemon may support quotas.
 		hv.f, hv.refuses = &facts{engine: "e", arch: "x86_64", tcg: emulated}, ""
@@ -204,6 +204,6 @@ func TestQuotaRefusalsAreRecognised(t *testing.T) {
 		}
 	}
 	if (&quotas{}).refused(&facts{}, errors.New("anything else")) {
-		t.Error("an error that is not about quotas counts as a refusal of the quota")
+		t.Error("refused returned true for an error that is not about quotas")
 	}
 }

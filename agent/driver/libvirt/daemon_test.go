@@ -202,7 +202,7 @@ func stranger(t *testing.T, d *libvirttest.Daemon, id driver.ID) func() {
 	return func() {
 		t.Helper()
 		if after := virsh("dominfo", string(id)); facts(after) != facts(before) {
-			t.Errorf("the domain of a stranger was changed from\n%s\nto\n%s", before, after)
+			t.Errorf("the driver changed the domain of a stranger from\n%s\nto\n%s", before, after)
 		}
 		remove()
 	}

@@ -43,9 +43,9 @@ func writeDiskJournal(keep string, disks []ownDisk) error {
 }
 
 // journaledDisks returns disks that the journal of a domain lists. The Ensure that wrote the journal may have
-// failed before it made them. So journaledDisks returns a disk file only if the mark file beside it still names
-// this node and this workload, with the image that the mark file names. If the domain's folder now belongs to
-// another node, it returns no disks.
+// failed before it made them. So journaledDisks returns a disk file only if the mark file beside it still
+// names this node and this workload, with the image that the mark file names. If the owner file in the
+// domain's folder names another node, it returns no disks.
 func (d *Driver) journaledDisks(domain string, id driver.ID) ([]ownDisk, error) {
 	if of, ours := d.keptFor(domain); !ours || of != id {
 		return nil, nil

@@ -173,11 +173,11 @@ func TestDiskOfAFailedCreation(t *testing.T) {
 	before := w.stat(vda)
 	w.fails("c1:1", "a")
 	if after, err := os.Stat(vda); err != nil || !os.SameFile(before, after) {
-		t.Errorf("the same order made the disk again (%v)", err)
+		t.Errorf("a repetition of the failed order made a new disk (error %v), want the existing disk", err)
 	}
 	w.works("c1:2", "b")
 	if from := w.from(vda); from != "b" {
-		t.Errorf("the disk is made from image %s, want b", from)
+		t.Errorf("after an order with image \"b\" the disk is made from image %q", from)
 	}
 	if all := w.files(w.opt.Images); len(all) != 3 { // the three files are the disk, its mark and the domain's folder
 		t.Errorf("the machine has the files %q; want the disk, its mark and the domain's folder", all)
@@ -188,7 +188,7 @@ func TestDiskOfAFailedCreation(t *testing.T) {
 	before = w.stat(vda)
 	w.works("c1:3", "b")
 	if after, err := os.Stat(vda); err != nil || !os.SameFile(before, after) {
-		t.Errorf("after somebody undefined the machine, Ensure must keep its disk, but replaced it (%v)", err)
+		t.Errorf("somebody undefined the domain: Ensure replaced its disk (error %v), want the same disk", err)
 	}
 	// Mark files of earlier versions name no image. With such a mark the machine keeps its disk, even if
 	// earlier calls with another image failed.
@@ -200,7 +200,7 @@ func TestDiskOfAFailedCreation(t *testing.T) {
 	w.fails("c1:4", "b", &agentv1.DiskConfig{Device: "vdb", SizeGb: 1})
 	w.works("c1:5", "a")
 	if after, err := os.Stat(vda); err != nil || !os.SameFile(before, after) {
-		t.Errorf("a disk whose image is unknown was made again (%v)", err)
+		t.Errorf("the mark file names no image: Ensure replaced the disk (error %v), want the same disk", err)
 	}
 }
 
@@ -215,11 +215,11 @@ func TestDiskThatOnlyAFailedOrderNamed(t *testing.T) {
 		more := &agentv1.DiskConfig{Device: "vdb", SizeGb: 1, Path: filepath.Join(w.dir, "web-data.qcow2")}
 		w.fails("c1:1", "a", more)
 		if all := w.files(w.dir); len(all) != 2 {
-			t.Fatalf("the failed orders left the files %q; want a disk and its mark", all)
+			t.Fatalf("the failed order left the files %q; want one disk and its mark file", all)
 		}
 		w.works("c1:2", "a")
 		if all := w.files(w.dir); len(all) != 0 {
-			t.Errorf("after the next order (failed order first: %v) the files %q are left", first, all)
+			t.Errorf("after the next order (failed order first: %t) the files %q of the failed order's disk are left", first, all)
 		}
 	}
 }
@@ -274,7 +274,7 @@ func TestRemoveAfterAFailedCreation(t *testing.T) {
 	}
 	left := append(w.files(w.opt.Images), w.files(w.dir)...)
 	if want := []string{swapped.Path, swapped.Path + diskfile.MarkSuffix, theirs.Path}; !slices.Equal(left, want) {
-		t.Errorf("after Remove the files %q are left, want %q", left, want)
+		t.Errorf("after Remove the files %q are in the folder, want only %q", left, want)
 	}
 }
 
@@ -304,13 +304,13 @@ func TestAFormerNodeKeepsTheDiskOfAMovedWorkload(t *testing.T) {
 			t.Fatal(err)
 		}
 		if from := w.from(shared); from != "a" {
-			t.Errorf("domain defined: %v; the disk on shared storage is made from image %q, want a: it must not be removed", defined, from)
+			t.Errorf("the previous node removed or replaced the disk on shared storage (domain defined: %v): its image is %q, want a", defined, from)
 		}
 		if err := there.Remove(t.Context(), "web"); err != nil {
 			t.Fatal(err)
 		}
 		if all := w.files(w.dir); len(all) != 0 {
-			t.Errorf("the previous node (domain defined: %v) left the files %q", defined, all)
+			t.Errorf("after Remove on the new node (domain defined on the previous node: %v) the files %q of the disk are left", defined, all)
 		}
 	}
 }
@@ -326,10 +326,10 @@ func TestAnInterruptedUpdateToAnotherImage(t *testing.T) {
 		before := w.stat(vda)
 		w.hv.stuck = errors.New("the daemon went away")
 		if err := w.try("c1:2", "b"); !errors.Is(err, w.hv.stuck) {
-			t.Fatalf("Ensure returned %v, want an error that the guest cannot be stopped", err)
+			t.Fatalf("the fake hypervisor cannot stop the guest: Ensure returned %v, want its error", err)
 		}
 		w.hv.stuck = nil
-		if content == "a" { // the running guest has the wanted content again, so it is not stopped
+		if content == "a" { // the next order names the content of the running guest, so the driver does not stop the guest, and the test does
 			if err := w.hv.shutdown(t.Context(), w.hv.all["web"].uuid); err != nil {
 				t.Fatal(err)
 			}
@@ -342,13 +342,13 @@ func TestAnInterruptedUpdateToAnotherImage(t *testing.T) {
 			t.Fatal(err)
 		}
 		if from := w.from(vda); from != want || os.SameFile(before, after) != (want == "a") {
-			t.Errorf("after the order for image %s the disk is made from image %q; it is the former disk: %v, want this only for the former image", content, from, os.SameFile(before, after))
+			t.Errorf("after the order with image %q the disk is made from image %q; it is the disk from before the update: %t, want this only for image a", content, from, os.SameFile(before, after))
 		}
 		if left, err := diskfile.Exists(vda + diskfile.StagedSuffix); left || err != nil {
-			t.Errorf("after the order for image %s, a staged disk was left: %v", content, err)
+			t.Errorf("after the order with image %q a staged disk file is left: %v", content, err)
 		}
 		if o := readRecord(w.hv.all["web"].config).Disks[0]; o.Staged || o.Former != "" {
-			t.Errorf("after the order for image %s, the record says %+v, as if the update still waited for the guest to stop", content, o)
+			t.Errorf("after the order with image %q the record of the disk is %+v, want it without Staged and Former", content, o)
 		}
 	}
 }
@@ -367,7 +367,7 @@ func TestImageThatIsNamedAgain(t *testing.T) {
 	}
 	w.works("c1:3", "a")
 	if after, err := os.Stat(vda); err != nil || !os.SameFile(before, after) {
-		t.Errorf("the disk was replaced, although its image did not change (%v)", err)
+		t.Errorf("Ensure replaced the disk, although the image of the disk did not change (error %v)", err)
 	}
 }
 
@@ -385,14 +385,14 @@ func TestDiskWhoseFolderIsNotMounted(t *testing.T) {
 		t.Errorf("Ensure returned %v, want an error that a file system is not mounted", err)
 	}
 	if all := w.files(dir); len(all) != 0 {
-		t.Errorf("the files %q were created, although the folder's file system is not mounted", all)
+		t.Errorf("the file system of the folder is not mounted, but Ensure created the files %q", all)
 	}
 	if err := errors.Join(os.Remove(dir), os.Rename(dir+".away", dir), os.Remove(data.Path)); err != nil {
 		t.Fatal(err)
 	}
 	w.works("c1:1", "a", data) // now the folder exists and only the disk is missing, as if a person deleted it: the disk is made again
 	if there, err := diskfile.Exists(data.Path); !there || err != nil {
-		t.Errorf("a disk whose file was removed was not made again: %v", err)
+		t.Errorf("the file of the disk was removed, but Ensure did not make a new disk: %v", err)
 	}
 }
 
@@ -437,7 +437,7 @@ func TestRawDiskWithContent(t *testing.T) {
 		w.works(content(2), "a", data)
 		data.Format, data.Path = "qcow2", vdb
 		if err := w.try(content(3), "a", data); err == nil {
-			t.Errorf("a raw disk with the content %.4q was treated as qcow2", text)
+			t.Errorf("the driver treated a raw disk whose guest wrote %.4q as qcow2", text)
 		}
 	}
 }
@@ -459,11 +459,11 @@ func TestARawDiskDuringAnInterruptedUpdate(t *testing.T) {
 	w.hv.stuck = errors.New("the guest takes its time")
 	for _, content := range []string{"c1:2", "c1:3"} {
 		if err := try(content, "b", "raw"); !errors.Is(err, w.hv.stuck) {
-			t.Fatalf("Ensure returned %v, want an error that the guest cannot be stopped", err)
+			t.Fatalf("the fake hypervisor cannot stop the guest: Ensure returned %v, want its error", err)
 		}
 	}
 	if err := try("c1:4", "a", "qcow2"); driver.ClassOf(err) != driver.InvalidSpecification {
-		t.Errorf("the raw disk became qcow2 during the update: %v", err)
+		t.Errorf("during the update the driver treated the raw disk as qcow2: %v", err)
 	}
 }
 
@@ -503,10 +503,10 @@ func TestAnInterruptedUpdateOfALegacyMachine(t *testing.T) {
 	w.hv.all["web"] = &domain{name: "web", uuid: "u", state: stateRunning, active: true, persistent: true, config: old, live: old}
 	w.hv.stuck = errors.New("the daemon went away")
 	if err := w.try("c1:2", "a"); !errors.Is(err, w.hv.stuck) {
-		t.Fatalf("Ensure returned %v, want an error that the guest cannot be stopped", err)
+		t.Fatalf("the fake hypervisor cannot stop the guest: Ensure returned %v, want its error", err)
 	}
 	if o, err := listed(t.Context(), w.Driver, "web"); err != nil || o.State != driver.Running || o.Content != "" {
-		t.Errorf("List returned %v with the content %q, want an unknown one", err, o.Content)
+		t.Errorf("List returned error %v and content %q for the machine of a legacy v1 agent, want an unknown content (\"\")", err, o.Content)
 	}
 }
 
@@ -525,7 +525,7 @@ func TestVolumesOnThePreviousNodeOfAWorkload(t *testing.T) {
 			t.Fatal(err)
 		}
 		if far, fast := len(w.hv.volumes["far"]), len(w.hv.volumes["fast"]); (far == 1) != (how != "deleted") || (fast == 1) != lives {
-			t.Errorf("after a workload was %s, %d shared volumes and %d local volumes are left", how, far, fast)
+			t.Errorf("after a workload was %s, %d volumes in the shared pool and %d in the local pool are left", how, far, fast)
 		}
 	}
 }
@@ -551,19 +551,19 @@ func TestVolumesOfPools(t *testing.T) {
 	}
 	a := order("c1:1", "a", "fast")
 	if a == theirs || !strings.Contains(fast[a], "/a.qcow2") || !strings.Contains(w.hv.all["web"].live, "volume='"+a+"'") && !strings.Contains(w.hv.all["web"].live, `volume="`+a+`"`) {
-		t.Fatalf("the guest runs on volume %s of %v, want another one: %s", a, fast, w.hv.all["web"].live)
+		t.Fatalf("the guest runs on volume %q of the volumes %v, want a volume of its own and not the stranger's; its XML is %s", a, fast, w.hv.all["web"].live)
 	}
 	if again := order("c1:2", "a", "fast"); again != a {
-		t.Errorf("an update with the same image must keep its volume, but made %s; before it was %s", again, a)
+		t.Errorf("after an update with the same image the guest runs on volume %q, want the volume %q from before", again, a)
 	}
 	if b := order("c1:3", "b", "fast"); b == a || !strings.Contains(fast[b], "/b.qcow2") || len(fast) != 2 {
-		t.Errorf("after an update to another image, the disk is volume %s (before: %s) of %v", b, a, fast)
+		t.Errorf("after an update to another image the guest runs on volume %q (before: %q) of the volumes %v; want a new volume made from image b", b, a, fast)
 	}
 	if far := order("c1:4", "b", "far"); w.hv.volumes["far"][far] == "" || len(fast) != 1 {
-		t.Errorf("after a move to another pool, the disk is volume %s of %v; the former pool has %v", far, w.hv.volumes["far"], fast)
+		t.Errorf("after an update to pool \"far\" the guest runs on volume %q of the volumes %v there; the former pool has %v, want the old volume removed", far, w.hv.volumes["far"], fast)
 	}
 	if err := w.Remove(t.Context(), "web"); err != nil || len(fast) != 1 || len(w.hv.volumes["far"]) != 0 {
-		t.Errorf("after the removal (%v), volumes %v and %v are left", err, fast, w.hv.volumes["far"])
+		t.Errorf("after Remove (error %v) the pools have the volumes %v and %v; want only the stranger's volume", err, fast, w.hv.volumes["far"])
 	}
 	// Another cluster has a workload with the same id and uses the same pool. Its workload gets a volume of
 	// its own.
@@ -573,10 +573,10 @@ func TestVolumesOfPools(t *testing.T) {
 	other := newDrawer(t)
 	other.opt.ClusterID, other.identity.ClusterID, other.hv.volumes = "cluster-2", "cluster-2", w.hv.volumes
 	if err := try(other, "c1:1", "a", "fast"); err != nil || len(fast) != 3 {
-		t.Errorf("two clusters and a stranger share volumes %v (%v); want one for each", fast, err)
+		t.Errorf("the pool has the volumes %v (error %v); want three: one each of two clusters and of a stranger", fast, err)
 	}
 	if err := errors.Join(other.Remove(t.Context(), "web"), w.Remove(t.Context(), "web")); err != nil || len(fast) != 1 {
-		t.Errorf("after the removal the volumes %v are left (%v)", fast, err)
+		t.Errorf("after Remove by both clusters the pool has the volumes %v (error %v); want only the stranger's volume", fast, err)
 	}
 	// An earlier version of the driver named volumes in another way. If our record lists such a volume, the
 	// driver uses it until the order names another image.
@@ -588,10 +588,10 @@ func TestVolumesOfPools(t *testing.T) {
 	d.config, d.live = strings.ReplaceAll(d.config, old, theirs), strings.ReplaceAll(d.live, old, theirs)
 	delete(fast, old)
 	if kept := order("c1:2", "a", "fast"); kept != theirs {
-		t.Errorf("an update with the same image must keep its volume, but replaced %s by %s", theirs, kept)
+		t.Errorf("an update with the same image replaced volume %q, which an earlier version of the driver named, by %q", theirs, kept)
 	}
 	if b := order("c1:3", "b", "fast"); b == theirs || len(fast) != 1 {
-		t.Errorf("after an update to another image the disk is volume %s of %v; want a new volume in place of the old one", b, fast)
+		t.Errorf("after an update to another image the guest runs on volume %q of the volumes %v; want a new volume in place of the old one", b, fast)
 	}
 }
 
@@ -611,7 +611,7 @@ func TestVolumesOfAFailedCreation(t *testing.T) {
 	}
 	w.works("c1:2", "a")
 	if len(fast) != 1 || len(far) != 0 {
-		t.Errorf("after the next order the pools have %v and %v; want one volume in the first and none in the second", fast, far)
+		t.Errorf("after the next order the first pool has the volumes %v and the second %v; want one and none", fast, far)
 	}
 	if err := w.Remove(t.Context(), "web"); err != nil {
 		t.Fatal(err)
@@ -623,6 +623,6 @@ func TestVolumesOfAFailedCreation(t *testing.T) {
 		}
 	}
 	if len(fast) != 1 || len(far) != 1 {
-		t.Errorf("after the removal the pools have %v and %v; want one volume in each", fast, far)
+		t.Errorf("after Remove the pools have the volumes %v and %v; want one volume in each", fast, far)
 	}
 }

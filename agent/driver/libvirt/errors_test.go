@@ -21,10 +21,10 @@ func TestALostDaemonBehindAnotherIsALostConnection(t *testing.T) {
 	} {
 		err := lv.Error{Code: uint32(lv.ErrInternalError), Message: message}
 		if got := lost(err); got != want {
-			t.Errorf("%q: lost is %v, want %v", message, got, want)
+			t.Errorf("lost for an error with the text %q returned %t, want %t", message, got, want)
 		}
 		if got := driver.ClassOf(classify("pool", err)) == driver.RuntimeUnhealthy; got != want {
-			t.Errorf("%q: the class is %s", message, driver.ClassOf(classify("pool", err)))
+			t.Errorf("an error with the text %q got class %s; want RUNTIME_UNHEALTHY only if the connection is lost", message, driver.ClassOf(classify("pool", err)))
 		}
 	}
 }

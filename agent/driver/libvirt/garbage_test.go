@@ -101,6 +101,6 @@ func TestSeedsOfDeletedMachinesAreGarbage(t *testing.T) {
 	}
 	left, err := filepath.Glob(filepath.Join(images, "*"+keepSuffix, "cloud-init-1.iso"))
 	if err != nil || len(left) != 7 {
-		t.Errorf("%d seeds are left, %v; want all except one: %v", len(left), err, left)
+		t.Errorf("after Collect %d seeds are left (error %v); want all except that of machine gone: %v", len(left), err, left)
 	}
 }

@@ -137,10 +137,10 @@ func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 	select {
 	case ok := <-heard:
 		if !ok {
-			t.Error("the console ended without an answer")
+			t.Error("the console session ended before the guest answered the input")
 		}
 	case <-time.After(5 * time.Minute):
-		t.Error("no answer on the console")
+		t.Error("the guest did not answer the input on its console in time")
 	}
 	if err := con.Close(); err != nil {
 		t.Error(err)
@@ -159,7 +159,7 @@ func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 	if err := daemon.Restart(ctx); err != nil {
 		t.Fatal(err)
 	}
-	testbed.Within(t, 2*time.Minute, "the driver after libvirt's restart", func() error {
+	testbed.Within(t, 2*time.Minute, "the driver lists the guest after libvirt's restart", func() error {
 		after, err := listed(ctx, d, id)
 		if err != nil {
 			return err
@@ -179,7 +179,7 @@ func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 	t.Logf("stopped within %s", time.Since(at))
 	says("guest: power button", "guest: bye")
 	if o, err := listed(ctx, d, id); err != nil || o.State != driver.Stopped || o.FinishedAt.IsZero() {
-		t.Errorf("the guest after Halt is %+v, %v; want Stopped with a time", o, err)
+		t.Errorf("after Halt List returned %+v, error %v; want the guest Stopped with an end time", o, err)
 	}
 	ensure()
 	says("guest: boot 2")
@@ -192,10 +192,10 @@ func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 	ensure()
 	says("guest: boot 3", "guest: disk 2048 MiB", "user-data| final_message: changed")
 	if o, err := listed(ctx, d, id); err != nil || o.RuntimeID == before.RuntimeID || o.Content != "c1:2" {
-		t.Errorf("the guest after the update is %+v, %v; want a new instance with content c1:2", o, err)
+		t.Errorf("after the update List returned %+v, error %v; want a new instance with content c1:2", o, err)
 	}
 	if there, _ := diskfile.Exists(images(daemon) + "/real-vdc.img"); there {
-		t.Error("the disk that the update dropped was not removed")
+		t.Error("the update left the file of the disk that the new specification does not name")
 	}
 
 	// Delete the guest: the driver removes the files that it made and no others.
@@ -208,7 +208,7 @@ func TestARealGuestBootsAndIsUpdated(t *testing.T) {
 	}
 	for _, f := range left {
 		if strings.HasPrefix(f.Name(), "real") {
-			t.Errorf("after Remove the file %s is left", f.Name())
+			t.Errorf("Remove left the file %s of the machine", f.Name())
 		}
 	}
 	if there, err := diskfile.Exists(external); err != nil || !there {

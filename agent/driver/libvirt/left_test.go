@@ -67,14 +67,14 @@ func TestDisksOfAMovedMachine(t *testing.T) {
 	for name, check := range map[string]func(t *testing.T, w leaver){
 		"the disks stay, and are garbage after some time": func(t *testing.T, w leaver) {
 			if len(w.hv.all) != 0 || !w.same() || len(w.hv.volumes["fast"]) != 1 {
-				t.Fatalf("after the move there are %d domains, %q and %v; want no domain, and both disks", len(w.hv.all), w.files(w.opt.Images), w.hv.volumes["fast"])
+				t.Fatalf("after the move there are %d domains, the files %q and the volumes %v; want no domain, and both disks", len(w.hv.all), w.files(w.opt.Images), w.hv.volumes["fast"])
 			}
 			if found := w.garbage(t, time.Hour); len(found) != 0 {
-				t.Errorf("disks that were left a moment ago count as garbage: %+v", found)
+				t.Errorf("the machine moved a moment ago, but Garbage lists its disks: %+v", found)
 			}
 			found := w.garbage(t, 0)
 			if len(found) != 1 || found[0].Kind != driver.LeftDisk || found[0].Workload != "web" || found[0].Bytes == 0 || !strings.Contains(found[0].Reason, w.vda) {
-				t.Fatalf("Garbage returned %+v, want the disks", found)
+				t.Fatalf("the machine moved longer ago than LeftFor: Garbage returned %+v, want its disks", found)
 			}
 			for range 2 { // removing absent disks succeeds
 				if err := w.Collect(t.Context(), found[0]); err != nil {
@@ -82,20 +82,20 @@ func TestDisksOfAMovedMachine(t *testing.T) {
 				}
 			}
 			if left := w.files(w.opt.Images); len(left) != 0 || len(w.hv.volumes["fast"]) != 0 {
-				t.Errorf("after the collection, these files are left: %q and %v", left, w.hv.volumes["fast"])
+				t.Errorf("after Collect the files %q and the volumes %v are left, want none", left, w.hv.volumes["fast"])
 			}
 		},
 		"a machine that returns gets its disks back": func(t *testing.T, w leaver) {
 			found := w.garbage(t, 0)
 			w.order(t, "shop")
 			if !w.same() || len(w.garbage(t, 0)) != 1 || w.garbage(t, 0)[0].Kind != driver.Orphan {
-				t.Errorf("the machine did not get its former disk, or that disk counts as garbage: %+v", w.garbage(t, 0))
+				t.Errorf("the machine that returned must run on the disk that it left, and Garbage must not list that disk; Garbage returned %+v", w.garbage(t, 0))
 			}
 			if err := w.Collect(t.Context(), found[0]); err != nil || !w.same() {
-				t.Errorf("a garbage collection with an old list removed the disk of a machine that runs (%v)", err)
+				t.Errorf("Collect of a disk from an outdated list removed the disk of the machine that had returned (error %v)", err)
 			}
 			if err := w.Remove(t.Context(), "web"); err != nil || len(w.files(w.opt.Images)) != 0 {
-				t.Errorf("the delete of the workload left the files %q (%v)", w.files(w.opt.Images), err)
+				t.Errorf("Remove of the machine that had returned left the files %q (error %v)", w.files(w.opt.Images), err)
 			}
 		},
 		"a machine of another namespace with the same id does not get the disks": func(t *testing.T, w leaver) {
@@ -113,7 +113,7 @@ func TestDisksOfAMovedMachine(t *testing.T) {
 			found := w.garbage(t, 0)
 			mark := diskfile.Mark{Cluster: w.identity.ClusterID, Node: "node-b", Workload: "web"}
 			if err := errors.Join(mark.Write(w.vda), w.Collect(t.Context(), found[0])); err != nil || !w.same() {
-				t.Errorf("the disk of another node was deleted (%v)", err)
+				t.Errorf("Collect deleted the disk that another node had taken over (error %v)", err)
 			}
 		},
 	} {
@@ -141,7 +141,7 @@ func TestDisksOfAFailedMachineThatMoved(t *testing.T) {
 			spec := specFor(w.machine("a", &agentv1.DiskConfig{Device: "vdb", Pool: "fast", SizeGb: 1}))
 			spec.Content, spec.Body.Namespace = "c1:1", "shop"
 			if err := w.Ensure(t.Context(), spec); !errors.Is(err, w.hv.refusal) {
-				t.Fatalf("Ensure returned %v, want a refusal", err)
+				t.Fatalf("Ensure returned %v, want the error of the fake hypervisor", err)
 			}
 			w.hv.refusal = nil
 			if !c.recorded {
@@ -156,7 +156,7 @@ func TestDisksOfAFailedMachineThatMoved(t *testing.T) {
 			}
 			w.order(t, c.comes)
 			if w.same() != c.kept {
-				t.Errorf("the disk is the former one: %t, want %t", w.same(), c.kept)
+				t.Errorf("the machine runs on the disk that the earlier machine left: %t, want %t", w.same(), c.kept)
 			}
 		})
 	}

@@ -371,7 +371,7 @@ func (d *Driver) unanswered(in *instance, answers []address) []address {
 func (d *Driver) said(patience context.Context, in *instance, mac string, table func() map[string][]string) []string {
 	var since time.Time
 	var noted []string
-	if in.live != nil { // the domain was made by us, not by a legacy v1 agent
+	if in.live != nil { // the domain has a record, so no legacy v1 agent made it
 		since, noted = in.live.Started, in.live.Heard[mac]
 	}
 	now := d.snooper.Of(mac, since)
@@ -385,7 +385,7 @@ func (d *Driver) said(patience context.Context, in *instance, mac string, table 
 		err := d.aside(patience, in, func(ctx context.Context, in *instance) error {
 			return d.change(ctx, in, func(r *record) {
 				if !r.Started.Equal(since) {
-					return // the guest was started again meanwhile; the record belongs to the new start
+					return // the guest was started again meanwhile, so these addresses do not belong in its record
 				}
 				r.Heard = maps.Clone(r.Heard)
 				if r.Heard == nil {

@@ -157,7 +157,7 @@ func neverAnswer(t *testing.T, ended bool) {
 				most = noteWait
 			}
 			if took := time.Since(began); err != nil || !slices.Equal(o.Addresses, []string{"10.0.0.7"}) || took > most {
-				t.Errorf("call %d of List, with ended guests %v, took %s and returned %v, %v; want address 10.0.0.7 within %s", n, ended, took, o.Addresses, err, most)
+				t.Errorf("call %d of List (the guests have ended: %t) took %s and returned the addresses %v, error %v; want 10.0.0.7 within %s", n, ended, took, o.Addresses, err, most)
 			}
 		}
 		time.Sleep(restFor)
@@ -167,9 +167,9 @@ func neverAnswer(t *testing.T, ended bool) {
 		defer hv.mu.Unlock()
 		switch {
 		case err != nil, !ended && hv.asked.Load() != 2*int64(len(hv.deaf)):
-			t.Errorf("with ended guests %v (%v), %d guest agents were called %d times; want once, and again after %s", ended, err, len(hv.deaf), hv.asked.Load(), restFor)
+			t.Errorf("the guests have ended: %t (error %v): for %d guests without an answer the driver made %d calls; want two for each guest, the second after %s", ended, err, len(hv.deaf), hv.asked.Load(), restFor)
 		case hv.most > notesAtOnce, ended && hv.most == 0:
-			t.Errorf("%d calls waited for locked domains at the same time, want at most %d", hv.most, notesAtOnce)
+			t.Errorf("%d calls of the driver waited for locked domains at the same time, want at most %d", hv.most, notesAtOnce)
 		}
 	})
 }
@@ -205,12 +205,12 @@ func TestRecordOfALockedMachine(t *testing.T) {
 		synctest.Wait()
 		other := *in
 		if err := d.change(ctx, &other, func(*record) {}); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("change of a locked domain returned %v; want an error when the context ends", err)
+			t.Errorf("change of the record of a locked domain returned %v; want an error when its context ends", err)
 		}
 		d.rest("agent " + in.uuid)
 		began := time.Now()
 		if o, err := listed(t.Context(), d, "web"); err != nil || o.FinishedAt.IsZero() || time.Since(began) != 0 {
-			t.Errorf("after %s List returns %+v, %v; want a recorded end of web", time.Since(began), o, err)
+			t.Errorf("after %s List returned %+v, error %v; want the end of guest \"web\" recorded", time.Since(began), o, err)
 		}
 		time.Sleep(restFor) // sleep until the call that waits for the locked domain has ended
 	})
@@ -232,7 +232,7 @@ func TestListDuringStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r := readRecord(hv.all["web"].config); r.Finished.IsZero() {
-		t.Errorf("the record says %+v; want the end that the stop recorded", r)
+		t.Errorf("after List and the stop the record is %+v; want the end that the stop recorded", r)
 	}
 }
 
@@ -264,7 +264,7 @@ func TestDelayedRecordWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r := look().config; !r.Started.Equal(began) {
-		t.Errorf("the recorded start is %v, want %v", r.Started, began)
+		t.Errorf("the record has the start time %v, want %v, the time of the new run", r.Started, began)
 	}
 	if err := hv.shutdown(t.Context(), look().uuid); err != nil {
 		t.Fatal(err)
@@ -275,7 +275,7 @@ func TestDelayedRecordWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r := look().config; !r.Started.Equal(began) || !r.Finished.IsZero() {
-		t.Errorf("the record says %+v; want no end of the run that began at %v", r, began)
+		t.Errorf("the delayed write changed the record to %+v; want no end of the run that began at %v", r, began)
 	}
 }
 
@@ -316,11 +316,11 @@ func TestStartAfterTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	if o, err := listed(t.Context(), d, "web"); err != nil || o.State != driver.Running || o.StartedAt.IsZero() {
-		t.Errorf("List returns %+v, %v; want an instance with a recorded start", o, err)
+		t.Errorf("the start call timed out, but the guest runs: List returned %+v, error %v; want a start time", o, err)
 	}
 	hv.all["web"].active, hv.all["web"].state, hv.all["web"].reason, hv.all["web"].live = false, stateShutoff, 3, ""
 	if o, err := listed(t.Context(), d, "web"); err != nil || o.State != driver.Failed {
-		t.Errorf("after the crash of the guest List returned %+v, %v; want Failed", o, err)
+		t.Errorf("after the crash of the guest List returned %+v, error %v; want Failed", o, err)
 	}
 }
 
@@ -339,7 +339,7 @@ func TestARedefinedGuestIsTheSameInstance(t *testing.T) {
 	}
 	web.active, web.state, web.reason, web.live = false, stateShutoff, 3, ""
 	if o, err := listed(t.Context(), d, "web"); err != nil || o.State != driver.Failed || o.RuntimeID != before.RuntimeID || !o.StartedAt.Equal(before.StartedAt) {
-		t.Errorf("List returns %+v, %v; want a crashed guest; before it returned %+v", o, err, before)
+		t.Errorf("the redefined guest crashed: List returned %+v, error %v; want the instance %+v with state Failed", o, err, before)
 	}
 }
 

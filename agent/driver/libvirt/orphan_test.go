@@ -31,7 +31,7 @@ func TestAnOrphanIsRemovedOnRequest(t *testing.T) {
 		return len(all)
 	}
 	if files() < 2 {
-		t.Fatalf("%d files of the machine exist; want its disk and its folder", files())
+		t.Fatalf("before the collection %d files of the machine exist; want its disk and its folder", files())
 	}
 	found, err := d.Garbage(ctx, driver.GarbageQuery{
 		Wanted: func(id driver.ID) bool { return id == "wanted" }, Busy: func(driver.ID) bool { return false },
@@ -43,7 +43,7 @@ func TestAnOrphanIsRemovedOnRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := files(); n != 0 {
-		t.Errorf("%d files of the removed machine were not removed", n)
+		t.Errorf("after Collect %d files of the orphaned machine are left", n)
 	}
 	out, err := daemon.Virsh(ctx, "list", "--all", "--name")
 	if names := strings.Fields(out); err != nil || len(names) != 2 {

@@ -44,7 +44,7 @@ func ensured(t *testing.T, ctx context.Context, d *Driver, spec driver.Spec) dri
 	}
 	o, err := listed(ctx, d, spec.ID)
 	if err != nil || o.State != driver.Running {
-		t.Fatalf("after the start the guest is %+v, %v; want Running", o, err)
+		t.Fatalf("after Ensure List returned the guest as %+v, error %v; want Running", o, err)
 	}
 	return o
 }
@@ -83,7 +83,7 @@ func TestCallsFailAtOnceWithoutADaemon(t *testing.T) {
 	for told := false; !told; {
 		select {
 		case id := <-events:
-			told = id == "" // the empty hint means that any workload may have changed
+			told = id == "" // the empty hint, which means that any workload may have changed
 		case <-time.After(20 * time.Second):
 			t.Fatal("no event after the daemon returned")
 		}
@@ -131,7 +131,7 @@ func TestDaemonDiesInTheMiddle(t *testing.T) {
 		_ = first.Wait()
 		// A restarted daemon locks each domain while it reconnects to the domain's QEMU process. Calls for the
 		// domain wait up to 30 s for that lock.
-		testbed.Within(t, 70*time.Second, "the next Ensure of each", func() error {
+		testbed.Within(t, 70*time.Second, "the next Ensure of each machine succeeds", func() error {
 			var all errgroup.Group
 			for _, age := range ages {
 				all.Go(func() error { return ensure(age) })
@@ -141,7 +141,7 @@ func TestDaemonDiesInTheMiddle(t *testing.T) {
 		for _, age := range ages {
 			o, err := listed(ctx, d, driver.ID("middle-"+age.String()))
 			if want := fmt.Sprintf("c1:%d", n); err != nil || o.State != driver.Running || o.Content != want {
-				t.Errorf("List returned %+v, %v; want content %s in state Running", o, err, want)
+				t.Errorf("after the kill of the daemon and another Ensure List returned %+v, error %v; want content %q in state Running", o, err, want)
 			}
 		}
 	}
@@ -189,7 +189,7 @@ func unborn(ctx context.Context, daemon *libvirttest.Daemon, name string) error 
 	state := regexp.MustCompile(`<domstatus state='running' reason='\w+' pid='(\d+)'>`)
 	found := state.FindSubmatch(note)
 	if found == nil {
-		return fmt.Errorf("libvirt's status file of domain %s does not say that it runs: %s", name, note)
+		return fmt.Errorf("libvirt's status file of domain %q does not contain the state running: %s", name, note)
 	}
 	if _, err := daemon.Inside(ctx, "kill", "-KILL", string(found[1])); err != nil {
 		return err
@@ -218,7 +218,7 @@ func TestAnUndefinedMachineIsStillListed(t *testing.T) {
 		}
 	}
 	if info, err := daemon.Virsh(ctx, "dominfo", "undefined"); err != nil || !regexp.MustCompile(`Persistent: +yes`).MatchString(info) {
-		t.Errorf("the domain is not defined again: %v\n%s", err, info)
+		t.Errorf("Ensure did not define the undefined domain again: %v\n%s", err, info)
 	}
 	if _, err := daemon.Virsh(ctx, "undefine", "undefined"); err != nil {
 		t.Fatal(err)
@@ -278,11 +278,11 @@ func TestUpdateOfASavedMachine(t *testing.T) {
 	save()
 	ensured(t, ctx, d, order("saved", "c1:1", tiny(daemon, "serve")))
 	if again := boots(); again != before {
-		t.Errorf("a saved guest was booted instead of resumed: %d boots, want %d", again, before)
+		t.Errorf("a guest whose memory was saved was booted instead of resumed: its console shows %d boots, want %d", again, before)
 	}
 	save()
 	if o := ensured(t, ctx, d, order("saved", "c1:2", tiny(daemon, "serve"))); o.Content != "c1:2" {
-		t.Errorf("after the update content %q runs, want c1:2", o.Content)
+		t.Errorf("after the update the guest runs content %q, want c1:2", o.Content)
 	}
 	// An update of the machine has defined the new configuration. Before the driver stops the old guest,
 	// somebody saves the guest's memory to an image (virsh save).
@@ -303,7 +303,7 @@ func TestUpdateOfASavedMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if o, err := listed(ctx, d, "saved"); err != nil || o.Content != "c1:3" {
-		t.Errorf("List returned error %v and content %q, want c1:3", err, o.Content)
+		t.Errorf("the guest was saved during the update: List returned error %v and content %q, want c1:3", err, o.Content)
 	}
 }
 
@@ -318,12 +318,12 @@ func TestAHangingDaemonCountsAsUnreachable(t *testing.T) {
 	}
 	_, err := d.List(ctx)
 	if driver.ClassOf(err) != driver.RuntimeUnhealthy {
-		t.Errorf("List of a daemon that hangs returned %v, want class %s", err, driver.RuntimeUnhealthy)
+		t.Errorf("List while the daemon hangs returned %v, want class %s", err, driver.RuntimeUnhealthy)
 	}
 	if err := daemon.Signal(ctx, "CONT"); err != nil {
 		t.Fatal(err)
 	}
-	testbed.Within(t, 20*time.Second, "an answer of the daemon that was stopped and continues", func() error { _, err := d.List(ctx); return err })
+	testbed.Within(t, 20*time.Second, "the daemon that was stopped and continues answers again", func() error { _, err := d.List(ctx); return err })
 }
 
 // If the caller of Console gives up while libvirt opens the console, the connection of the console is closed.
@@ -388,7 +388,7 @@ func TestDaemonThatNeverSpeaks(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(testbed.Patience):
-		t.Error("the call did not return after the call timeout")
+		t.Error("a call to a daemon that never answers did not return within Options.CallTimeout")
 	}
 	l.Close() // the kernel then closes the connections that the fake daemon never accepted
 	<-done
@@ -449,7 +449,7 @@ func TestTheKVMProbeRunsOnce(t *testing.T) {
 	t.Logf("the KVM probe says: %v", d.accel.run.err)
 	again := openDriver(t, daemon, "node-a", auto)
 	again.accel.try = func(context.Context, *hostcaps.Machine) error {
-		t.Error("the KVM probe ran again, although its result was known")
+		t.Error("a restarted driver ran the KVM probe again, although the result is stored")
 		return nil
 	}
 	m, err := again.accel.choose(ctx, again, f)
@@ -497,7 +497,7 @@ func TestADiskInAPoolIsMadeGrownAndRemoved(t *testing.T) {
 		}
 		all = slices.DeleteFunc(all, func(e os.DirEntry) bool { return e.Name() == theirs })
 		if len(all) != 1 {
-			t.Fatalf("the pool has volumes %v besides %s; want one further volume", all, theirs)
+			t.Fatalf("the pool has the volumes %v besides %q of another user; want one volume of the machine", all, theirs)
 		}
 		return all[0].Name()
 	}
@@ -549,7 +549,7 @@ func TestADiskInAPoolIsMadeGrownAndRemoved(t *testing.T) {
 	ensured(t, ctx, d, spec)
 	info, err := daemon.Virsh(ctx, "vol-info", "--pool", "fast", "--bytes", ours())
 	if err != nil || !strings.Contains(info, "1073741824") || ours() != first {
-		t.Errorf("after the mount the volume is %q, %v; want the former volume of 1 GiB", info, err)
+		t.Errorf("after the mount virsh describes the volume as %q (error %v); want the volume from before, of 1 GiB", info, err)
 	}
 	other := filepath.Join(daemon.Dir, "other.img")
 	if err := libvirttest.WriteTiny(other, libvirttest.Serve); err != nil {
@@ -561,13 +561,13 @@ func TestADiskInAPoolIsMadeGrownAndRemoved(t *testing.T) {
 	}
 	info, err = daemon.Virsh(ctx, "vol-info", "--pool", "fast", "--bytes", theirs)
 	if err != nil || !strings.Contains(info, "2097152") {
-		t.Errorf("the volume of another user is now %q, %v; want no change", info, err)
+		t.Errorf("the driver changed the volume of another user to %q (error %v)", info, err)
 	}
 	if err := d.Remove(ctx, spec.ID); err != nil {
 		t.Fatal(err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 || left[0].Name() != theirs {
-		t.Errorf("volumes left in the pool: %v, %v; want %s", left, err, theirs)
+		t.Errorf("after Remove the pool has the volumes %v (error %v); want only %q of another user", left, err, theirs)
 	}
 	vm.Disks[0].Pool = "nowhere"
 	if err := d.Ensure(ctx, spec); driver.ClassOf(err) != driver.StorageProvisionFailed || !strings.Contains(err.Error(), `"nowhere"`) {
@@ -615,7 +615,7 @@ func TestAMachineOfALegacyAgentIsAdopted(t *testing.T) {
 	})
 	before, err := listed(ctx, d, "old")
 	if err != nil || before.State != driver.Running || before.Owned {
-		t.Fatalf("List returned %+v, %v; want a running machine without our record", before, err)
+		t.Fatalf("List returned %+v, %v; want a running machine with Owned false", before, err)
 	}
 	spec := order("old", "c1:1", &agentv1.VMSpec{Vcpus: 1, MemoryMb: 24, Disks: []*agentv1.DiskConfig{{Device: "vda", Format: "raw", Path: dir + "/old-vda.img"}}})
 	if err := d.Ensure(ctx, spec); err != nil {
@@ -628,9 +628,9 @@ func TestAMachineOfALegacyAgentIsAdopted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if there, _ := diskfile.Exists(dir + "/old-vda.img"); there {
-		t.Error("the disk with a mark file was not removed")
+		t.Error("Remove left the disk of the legacy v1 agent that has a mark file")
 	}
 	if there, _ := diskfile.Exists(dir + "/mine.img"); !there {
-		t.Error("the disk without a mark file was removed")
+		t.Error("Remove deleted the disk without a mark file, which may belong to somebody else")
 	}
 }

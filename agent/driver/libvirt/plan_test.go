@@ -109,22 +109,22 @@ func TestInvalidMachinesAreRefused(t *testing.T) {
 		class driver.Class
 		want  string
 	}{
-		"a negative quota":       {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CpuMillicores: -1}, driver.InvalidSpecification, "vm.cpu_millicores"},
-		"no processors":          {&agentv1.VMSpec{MemoryMb: 1}, driver.InvalidSpecification, "vm.vcpus"},
-		"an unknown format":      {disk(&agentv1.DiskConfig{Format: "vmdk"}), driver.InvalidSpecification, "disks[0].format"},
-		"an unknown type":        {disk(&agentv1.DiskConfig{Type: "floppy"}), driver.InvalidSpecification, "disks[0].type"},
-		"a cdrom without a path": {disk(&agentv1.DiskConfig{Type: "cdrom"}), driver.InvalidSpecification, "disks[0].path"},
-		"an invalid path":        {disk(&agentv1.DiskConfig{Path: "disk.img"}), driver.InvalidSpecification, "disks[0].path"},
-		"an invalid address":     {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, Networks: []*agentv1.NetworkConfig{{IpAddress: "10.0.0"}}}, driver.InvalidSpecification, "networks[0].ip_address"},
-		"an invalid MAC":         {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, Networks: []*agentv1.NetworkConfig{{MacAddress: "52:54"}}}, driver.InvalidSpecification, "networks[0].mac_address"},
-		"a device twice": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, Disks: []*agentv1.DiskConfig{{Device: "vda"}, {Device: "vda"}}},
+		"a negative CPU quota":         {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CpuMillicores: -1}, driver.InvalidSpecification, "vm.cpu_millicores"},
+		"a machine without processors": {&agentv1.VMSpec{MemoryMb: 1}, driver.InvalidSpecification, "vm.vcpus"},
+		"an unknown format":            {disk(&agentv1.DiskConfig{Format: "vmdk"}), driver.InvalidSpecification, "disks[0].format"},
+		"an unknown type":              {disk(&agentv1.DiskConfig{Type: "floppy"}), driver.InvalidSpecification, "disks[0].type"},
+		"a cdrom without a path":       {disk(&agentv1.DiskConfig{Type: "cdrom"}), driver.InvalidSpecification, "disks[0].path"},
+		"an invalid path":              {disk(&agentv1.DiskConfig{Path: "disk.img"}), driver.InvalidSpecification, "disks[0].path"},
+		"an invalid address":           {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, Networks: []*agentv1.NetworkConfig{{IpAddress: "10.0.0"}}}, driver.InvalidSpecification, "networks[0].ip_address"},
+		"an invalid MAC address":       {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, Networks: []*agentv1.NetworkConfig{{MacAddress: "52:54"}}}, driver.InvalidSpecification, "networks[0].mac_address"},
+		"two disks with the same device name": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, Disks: []*agentv1.DiskConfig{{Device: "vda"}, {Device: "vda"}}},
 			driver.InvalidSpecification, "disks[1].device"},
-		"user data over the limit": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInit: strings.Repeat("a", maxSeed+1)}, driver.CloudInitInvalid, "cloud-init-invalid: user_data"},
+		"user data over the size limit": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInit: strings.Repeat("a", maxSeed+1)}, driver.CloudInitInvalid, "cloud-init-invalid: user_data"},
 		"cloud-init documents that exceed the limit together": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{
 			UserData: strings.Repeat("a", maxSeed/2+1), VendorData: strings.Repeat("a", maxSeed/2)}}, driver.CloudInitInvalid, "cloud-init-invalid: all parts"},
-		"a NUL byte":               {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInit: "a\x00b"}, driver.CloudInitInvalid, "cloud-init-invalid: user_data holds a NUL"},
-		"meta-data that is null":   {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{MetaData: "null"}}, driver.CloudInitInvalid, "meta_data is not a mapping in JSON or YAML: null"},
-		"meta-data that is a list": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{MetaData: "[a]"}}, driver.CloudInitInvalid, "cloud-init-invalid: meta_data"},
+		"user data with a NUL byte": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInit: "a\x00b"}, driver.CloudInitInvalid, "cloud-init-invalid: user_data holds a NUL"},
+		"meta-data that is null":    {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{MetaData: "null"}}, driver.CloudInitInvalid, "meta_data is not a mapping in JSON or YAML: null"},
+		"meta-data that is a list":  {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{MetaData: "[a]"}}, driver.CloudInitInvalid, "cloud-init-invalid: meta_data"},
 		"network-config that is not YAML": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{NetworkConfig: "a: ["}},
 			driver.CloudInitInvalid, "cloud-init-invalid: network_config"},
 		"a login without password and keys": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, Login: &agentv1.VMLogin{User: "ops"}}, driver.InvalidSpecification, "vm.login"},
@@ -133,7 +133,7 @@ func TestInvalidMachinesAreRefused(t *testing.T) {
 			_, err := makePlan(specFor(c.vm), "web", layout{images: defaultImages})
 			var e *driver.Error
 			if !errors.As(err, &e) || e.Class != c.class || !strings.Contains(e.Err.Error(), c.want) {
-				t.Errorf("the specification was answered with %v, want class %s with %q", err, c.class, c.want)
+				t.Errorf("makePlan returned the error %v, want class %s with the text %q", err, c.class, c.want)
 			}
 		})
 	}
@@ -155,7 +155,7 @@ func TestTheSeedFollowsTheSpecification(t *testing.T) {
 		t.Errorf("a machine without cloud-init data gets the seed %+v, want none", s)
 	}
 	if s := seed(&agentv1.VMSpec{OsImage: "/i"}); s == nil {
-		t.Error("a machine from an image gets no seed, and its cloud-init waits for one")
+		t.Error("a machine whose disk is made from an image gets no seed, so its cloud-init would wait for one")
 	}
 	plain := "#cloud-config\na: b\n"
 	coded := "I2Nsb3VkLWNvbmZpZwphOiBi\nCg=="
@@ -171,21 +171,21 @@ func TestTheSeedFollowsTheSpecification(t *testing.T) {
 		"vendor data alone":                 {&agentv1.VMSpec{CloudInitConfig: &agentv1.CloudInitConfig{VendorData: plain}}, "#cloud-config\n{}\n"},
 	} {
 		if s := seed(c.vm); s.user != c.want {
-			t.Errorf("%s: user data %q, want %q", name, s.user, c.want)
+			t.Errorf("%s: the seed has the user data %q, want %q", name, s.user, c.want)
 		}
 	}
 	a, b := seed(&agentv1.VMSpec{Name: "My_Web.1", CloudInit: plain}), seed(&agentv1.VMSpec{Name: "My_Web.1", CloudInit: plain, MemoryMb: 5})
 	if a.meta != b.meta || !strings.Contains(a.meta, "local-hostname: my-web.1") || !strings.Contains(a.meta, "instance-id: web-") {
-		t.Errorf("equal specifications have the meta-data %q and %q, want the same", a.meta, b.meta)
+		t.Errorf("the seeds of two equal specifications have the meta-data %q and %q, want the same", a.meta, b.meta)
 	}
 	if c := seed(&agentv1.VMSpec{Name: "My_Web.1", CloudInit: plain + "c: d\n"}); c.meta == a.meta {
-		t.Error("other user data lead to the same instance id, so cloud-init would ignore the change")
+		t.Error("other user data lead to the same cloud-init instance id, so cloud-init would ignore the change")
 	}
 	at := func(ip string) *seedPlan {
 		return seed(&agentv1.VMSpec{Name: "My_Web.1", CloudInit: plain, Networks: []*agentv1.NetworkConfig{{}, {IpAddress: ip}}})
 	}
 	if at("").meta != a.meta || at("10.0.0.5").meta == a.meta || at("10.0.0.5").meta == at("10.0.0.6").meta {
-		t.Error("another static address leads to the same instance id, so cloud-init would ignore the change")
+		t.Error("another static address leads to the same cloud-init instance id, so cloud-init would ignore the change")
 	}
 	own := `{"instance-id": "mine", "local-hostname": "h"}`
 	if s := seed(&agentv1.VMSpec{CloudInitConfig: &agentv1.CloudInitConfig{MetaData: own}}); s.meta != own {
@@ -216,7 +216,7 @@ func TestNetworkConfigOfInterfaces(t *testing.T) {
 	golden(t, "network-config.yaml", got)
 	facts, err := hostcaps.Subnets(`<network><name>n</name><forward mode='nat'/><ip address='192.168.122.1' netmask='255.255.255.0'/><ip family='ipv6' address='fd00::1' prefix='64'/></network>`)
 	if err != nil || len(facts) != 2 || facts[0] != lan["default"][0] || facts[1].Prefix.String() != "fd00::/64" {
-		t.Errorf("the facts about the seed are %+v, error %v", facts, err)
+		t.Errorf("hostcaps.Subnets returned %+v, error %v; want the IPv4 and the IPv6 subnet in the XML of the network", facts, err)
 	}
 }
 
@@ -276,7 +276,7 @@ func TestDiskPathsOfSchedulersAreMoved(t *testing.T) {
 		"a path of another workload stays":       {"/var/lib/libvirt/images/other-vda.qcow2", "web", "/var/lib/libvirt/images/other-vda.qcow2"},
 	} {
 		if got := rebase(c.path, "web", c.domain, diskPlan{device: "vda", format: "qcow2"}, at); got != c.want {
-			t.Errorf("%s: the path is %s, want %s", name, got, c.want)
+			t.Errorf("%s: rebase returned the path %s, want %s", name, got, c.want)
 		}
 	}
 	if u := uuidOf("c", "web"); len(u) != 36 || u == uuidOf("c", "web2") {

@@ -43,11 +43,11 @@ func TestQuotaOnLibvirt(t *testing.T) {
 		vm.CpuMillicores = millicores
 		o := ensured(t, ctx, d, order("kept", content, vm))
 		if o.Message != "" {
-			t.Errorf("with %d millicores the status has the message %q, want none", millicores, o.Message)
+			t.Errorf("with a CPU limit of %d millicores the workload's status has the message %q, want none", millicores, o.Message)
 		}
 		info, err := daemon.Virsh(ctx, "schedinfo", "--live", "kept") // the quota that the kernel enforces
 		if fields := strings.Join(strings.Fields(info), " "); err != nil || !strings.Contains(fields, "global_quota : "+want+" ") {
-			t.Errorf("with %d millicores virsh schedinfo prints %q, %v; want global_quota %s", millicores, fields, err, want)
+			t.Errorf("with a CPU limit of %d millicores virsh schedinfo prints %q (error %v); want global_quota %s", millicores, fields, err, want)
 		}
 		return o
 	}
@@ -58,6 +58,6 @@ func TestQuotaOnLibvirt(t *testing.T) {
 	if err := daemon.Restart(ctx); err != nil {
 		t.Fatal(err)
 	}
-	testbed.Within(t, testbed.Patience, "the driver after libvirt's restart", func() error { _, err := d.List(ctx); return err })
+	testbed.Within(t, testbed.Patience, "the driver lists domains after libvirt's restart", func() error { _, err := d.List(ctx); return err })
 	kept("c1:2", 250, "25000")
 }

@@ -14,16 +14,16 @@ func TestScreensHaveAPassword(t *testing.T) {
 	path := filepath.Join(w.at.keep("web"), screenFile)
 	raw, err := os.ReadFile(path)
 	if err != nil || len(strings.TrimSpace(string(raw))) != screenChars {
-		t.Fatalf("the file has %q (%v), want %d characters", raw, err, screenChars)
+		t.Fatalf("the password file of the machine's screen has %q (error %v), want %d characters", raw, err, screenChars)
 	}
 	if mode := w.stat(path).Mode(); mode.Perm() != 0o600 {
 		t.Errorf("the file with the password has mode %s, want 0600", mode)
 	}
 	w.works("c1:2", "b")
 	if again, err := os.ReadFile(path); err != nil || string(again) != string(raw) {
-		t.Errorf("an update must keep the password of the screen, but it is %q (%v), before it was %q", again, err, raw)
+		t.Errorf("after an update the password of the screen is %q (error %v), want %q as before", again, err, raw)
 	}
 	if xml := w.hv.all["web"].config; !strings.Contains(xml, "<graphics") || !strings.Contains(xml, `passwd="`+strings.TrimSpace(string(raw))+`"`) {
-		t.Errorf("the domain has a screen without that password: %s", xml)
+		t.Errorf("the domain XML has no screen with the password of the file: %s", xml)
 	}
 }

@@ -53,7 +53,7 @@ func TestGuestsAreAskedToShutDown(t *testing.T) {
 				t.Fatalf("%s: %v", name, err)
 			}
 			if want := map[bool]int{true: 1}[deaf]; hv.asked == 0 || hv.killed != want {
-				t.Errorf("%s of a guest (ignores ACPI: %t) made %d ACPI requests and switched the guest off %d times; want a request, and a switch-off only if the guest ignores it", name, deaf, hv.asked, hv.killed)
+				t.Errorf("%s of a guest (ignores ACPI: %t) made %d ACPI shutdown requests and powered the guest off %d times; want a request, and a switch-off only if the guest ignores it", name, deaf, hv.asked, hv.killed)
 			}
 		}
 	}

@@ -16,7 +16,7 @@ type found struct {
 	// bridges holds the plan's networks that are plain bridges, not networks of libvirt.
 	bridges map[string]bool
 	vnc     string // the address on which the VNC screen listens; empty means no screen
-	// password of the screen
+	// password is the password of the VNC screen.
 	password string
 	record   record
 }

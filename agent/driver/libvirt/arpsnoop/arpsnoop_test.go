@@ -43,21 +43,21 @@ func TestReadARPAcceptsOnlyValidFrames(t *testing.T) {
 	}{
 		{"a request", arp(), "10.77.0.130"},
 		{"a reply", arp(set(21, 2)), "10.77.0.130"},
-		{"padded to the length of a frame", append(arp(), make([]byte, 18)...), "10.77.0.130"},
-		{"a probe for an unused address", arp(set(28, 0, 0, 0, 0)), ""},
+		{"an ARP request that is padded to the length of an Ethernet frame", append(arp(), make([]byte, 18)...), "10.77.0.130"},
+		{"an ARP probe for an unused address, which has no sender address", arp(set(28, 0, 0, 0, 0)), ""},
 		{"a link-local address", arp(set(28, 169, 254, 3, 4)), ""},
 		{"a multicast address", arp(set(28, 224, 0, 0, 1)), ""},
-		{"sender's hardware address differs from the source of the frame", arp(set(6, 2)), ""},
-		{"not ARP", arp(set(12, 0x08, 0x00)), ""},
-		{"hardware type is not Ethernet", arp(set(15, 6)), ""},
-		{"protocol type is not IPv4", arp(set(16, 0x86, 0xdd)), ""},
+		{"an ARP request whose sender MAC differs from the source MAC of the frame", arp(set(6, 2)), ""},
+		{"a frame that is not ARP", arp(set(12, 0x08, 0x00)), ""},
+		{"an ARP request for hardware that is not Ethernet", arp(set(15, 6)), ""},
+		{"an ARP request for a protocol that is not IPv4", arp(set(16, 0x86, 0xdd)), ""},
 		{"wrong address length", arp(set(18, 8)), ""},
 		{"truncated", arp()[:41], ""},
 		{"empty", nil, ""},
 	} {
 		mac, ip, ok := readARP(c.frame)
 		if ok != (c.want != "") || ok && (ip.String() != c.want || mac != macA) {
-			t.Errorf("frame %s: readARP returned MAC %s, IP %s, %t; want %q", c.name, mac, ip, ok, c.want)
+			t.Errorf("%s: readARP returned MAC %s, IP %s, %t; want the IP %q, or false if that is empty", c.name, mac, ip, ok, c.want)
 		}
 	}
 }
@@ -83,14 +83,14 @@ func TestHeardAddressesExpireAndAreBounded(t *testing.T) {
 	}{
 		{"no announcement", nil, 0, nil},
 		{"one announcement", []said{{0, macA, "10.0.0.1"}}, 0, []string{"10.0.0.1"}},
-		{"an announcement of another interface", []said{{0, macB, "10.0.0.1"}}, 0, nil},
+		{"an announcement of another interface does not count", []said{{0, macB, "10.0.0.1"}}, 0, nil},
 		{"two addresses, in the order in which they were first announced", []said{{0, macA, "10.0.0.1"}, {1, macA, "10.0.0.2"}, {2, macA, "10.0.0.1"}}, 0, []string{"10.0.0.1", "10.0.0.2"}},
-		{"an address announced before the guest's start is left out", []said{{0, macA, "10.0.0.1"}}, time.Second, nil},
-		{"of the addresses announced before and after the guest's start, only the latter count", []said{{0, macA, "10.0.0.1"}, {time.Minute, macA, "10.0.0.1"}}, time.Second, []string{"10.0.0.1"}},
+		{"an address that was announced before the guest's start is left out", []said{{0, macA, "10.0.0.1"}}, time.Second, nil},
+		{"an address that was announced before and again after the guest's start counts", []said{{0, macA, "10.0.0.1"}, {time.Minute, macA, "10.0.0.1"}}, time.Second, []string{"10.0.0.1"}},
 		{"an address without later announcements stays valid", []said{{0, macA, "10.0.0.1"}, {time.Hour, macB, "10.0.0.2"}}, 0, []string{"10.0.0.1"}},
 		{"an address expires after the interface has announced only another address for some minutes", []said{{0, macA, "10.0.0.1"}, {11 * time.Minute, macA, "10.0.0.2"}}, 0, []string{"10.0.0.2"}},
-		{"an address that moved to another interface", []said{{0, macA, "10.0.0.1"}, {1, macA, "10.0.0.9"}, {2, macB, "10.0.0.9"}}, 0, []string{"10.0.0.1"}},
-		{"more addresses than the bound", many, 0, []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8"}},
+		{"an address that another interface announces later no longer counts", []said{{0, macA, "10.0.0.1"}, {1, macA, "10.0.0.9"}, {2, macB, "10.0.0.9"}}, 0, []string{"10.0.0.1"}},
+		{"of more addresses than mostHeard only the first ones are kept", many, 0, []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8"}},
 	} {
 		now := start
 		e := New()
@@ -102,7 +102,7 @@ func TestHeardAddressesExpireAndAreBounded(t *testing.T) {
 			e.hear(s.mac, netip.MustParseAddr(s.ip))
 		}
 		if got := e.Of(macA, start.Add(c.since)); !slices.Equal(got, c.want) {
-			t.Errorf("%s: the addresses are %v, want %v", c.name, got, c.want)
+			t.Errorf("%s: Of returned the addresses %v, want %v", c.name, got, c.want)
 		}
 	}
 }
@@ -115,7 +115,7 @@ func TestTheSocketIsOpenOnlyWhileWanted(t *testing.T) {
 	opened := 0
 	e.open = func() (io.ReadCloser, error) { opened++; return nil, refused }
 	if err := e.Want(nil); err != nil || opened != 0 {
-		t.Errorf("before the first Want, the error is %v, want none, and the socket was opened %d times, want never", err, opened)
+		t.Errorf("before a call of Want with an interface, the error is %v and the socket was opened %d times; want no error and never", err, opened)
 	}
 	macs := []string{macA}
 	if first, second := e.Want(macs), e.Want(macs); !errors.Is(first, refused) || second != nil {
@@ -131,7 +131,7 @@ func TestTheSocketIsOpenOnlyWhileWanted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	testbed.Until(t, "the address", func() bool { return slices.Equal(e.Of(macA, time.Time{}), []string{"10.77.0.130"}) })
+	testbed.Until(t, "the snooper learns the address from the ARP frame", func() bool { return slices.Equal(e.Of(macA, time.Time{}), []string{"10.77.0.130"}) })
 	e.Close()
 	if _, err := w.Write(arp()); !errors.Is(err, io.ErrClosedPipe) {
 		t.Errorf("after Close a write to the stream of frames returned %v, want io.ErrClosedPipe", err)

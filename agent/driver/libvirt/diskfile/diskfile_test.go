@@ -27,11 +27,11 @@ func TestDiskIsWrittenOutBeforeItIsNamed(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := Make(t.Context(), to, "raw", 1<<20, img); !errors.Is(err, unix.ENXIO) {
-			t.Errorf("naming the disk after %s returned %v; want an error from syncing the file", name, err)
+			t.Errorf("making the disk with %s returned %v; want an error, because the file cannot be synced", name, err)
 		}
 		for _, path := range []string{to, to + PartSuffix} {
 			if there, err := Exists(path); err != nil || there {
-				t.Errorf("%s: the file %s exists: %v (error %v); want no file", name, path, there, err)
+				t.Errorf("after the failed sync (%s) the file %s exists: %t (error %v); want no file", name, path, there, err)
 			}
 		}
 	}

@@ -27,13 +27,13 @@ func TestMarksOfAllVersionsAreRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !Made(path, "c1", "web") || Made(path, "c1", "web-2") || Made(path, "c2", "web") {
-			t.Error("the mark does not name its workload, or another workload matches it too")
+			t.Error("Made must return true for the workload in the mark and false for another workload")
 		}
 		if got, known := MadeFrom(path, "node-a"); got != image || !known {
 			t.Errorf("MadeFrom returned %q, known: %v; want %q", got, known, image)
 		}
 		if got, known := MadeFrom(path, "node-b"); known {
-			t.Errorf("another node takes the path %q in the mark for one of its own images", got)
+			t.Errorf("MadeFrom on another node returned the image path %q of the mark, want an unknown image", got)
 		}
 		if Elsewhere(path, "node-a") || !Elsewhere(path, "node-b") {
 			t.Error("Elsewhere returned true for the node that made the disk, or false for another node")
@@ -50,13 +50,13 @@ func TestMarksOfAllVersionsAreRead(t *testing.T) {
 		{"a disk without a mark", at("absent", ""), false},
 	} {
 		if ours := Made(c.path, "c1", "web"); ours != c.ours {
-			t.Errorf("%s: Made returned %v, want %v", c.what, ours, c.ours)
+			t.Errorf("%s: Made for workload \"web\" returned %v, want %v", c.what, ours, c.ours)
 		}
 		if image, known := MadeFrom(c.path, "node-a"); known {
 			t.Errorf("%s: MadeFrom returned the image %q, want an unknown one", c.what, image)
 		}
 		if Elsewhere(c.path, "node-a") {
-			t.Errorf("%s: the mark names another node", c.what)
+			t.Errorf("%s: Elsewhere returned true, although the mark names no other node", c.what)
 		}
 	}
 	taken := at("taken", "")
@@ -64,6 +64,6 @@ func TestMarksOfAllVersionsAreRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	if image, known := MadeFrom(taken, "node-b"); known || !Made(taken, "c1", "web") || Elsewhere(taken, "node-b") {
-		t.Errorf("after another node took the disk over, MadeFrom returned %q, known: %v", image, known)
+		t.Errorf("after node \"node-b\" took the disk over, MadeFrom returned the image %q, known: %v; want it unknown, and the disk as one of node-b", image, known)
 	}
 }

@@ -64,6 +64,6 @@ func TestPlainIgnoresCase(t *testing.T) {
 		}
 	}
 	if text := base64.StdEncoding.EncodeToString([]byte("packages: []\n")); Plain(text) != text {
-		t.Error("Plain decoded a text that cloud-init does not know")
+		t.Error("Plain decoded base64 whose text cloud-init does not recognise, want it unchanged")
 	}
 }
