@@ -50,11 +50,11 @@ func (s *scheduler) WatchNetworkNames(_ context.Context, req *controlv1.WatchNet
 	return s.reply, nil
 }
 
-// machine has all containers on network 1.
+// machine is a fake Machine on which every container is on network 1.
 type machine struct {
 	mu       sync.Mutex
 	services workload.ServiceView
-	deaf     bool // services are not reached at their addresses yet
+	deaf     bool // containers cannot reach services at the services' own addresses yet
 }
 
 func (m *machine) NetworksAt(netip.Addr) []uint32 { return []uint32{1} }
@@ -103,7 +103,7 @@ func TestNamesOutliveSchedulers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if m := r.respond(query("db."), []uint32{1}, false); m.Rcode != dns.RcodeServerFailure {
-		t.Errorf("before the first names the code is %d, want a failure of the server", m.Rcode)
+		t.Errorf("before the first names have arrived, the DNS response code is %d, want SERVFAIL (2)", m.Rcode)
 	}
 	s := &scheduler{}
 	ask := func() error { return r.ask(t.Context(), s, "n", "c1") }
@@ -114,16 +114,16 @@ func TestNamesOutliveSchedulers(t *testing.T) {
 	answers := func(what string) {
 		t.Helper()
 		if m := r.respond(query("db."), []uint32{1}, false); m.Rcode != 0 || len(m.Answer) != 2 || !m.Authoritative {
-			t.Errorf("%s: the answer is %v, want two addresses", what, m)
+			t.Errorf("%s: the answer to a query for db is %v, want its two addresses", what, m)
 		}
 	}
-	answers("after the first names")
+	answers("after the first names have arrived")
 	first := map[string]bool{}
 	for range 2 {
 		first[r.respond(query("db."), []uint32{1}, false).Answer[0].String()] = true
 	}
 	if len(first) != 2 {
-		t.Errorf("the first records of two answers are %v, want both addresses in turn", first)
+		t.Errorf("the first records of two answers in a row are %v, want each of the two addresses first once", first)
 	}
 	changed := func(f func(*agentv1.NetworkNames)) *controlv1.WatchNetworkNamesResponse {
 		m := proto.CloneOf(sample())
@@ -142,25 +142,25 @@ func TestNamesOutliveSchedulers(t *testing.T) {
 	} {
 		s.set(c.reply)
 		if err := ask(); err == nil {
-			t.Errorf("%s: the names were accepted, want an error", c.name)
+			t.Errorf("%s: the resolver accepted the names, want an error", c.name)
 		}
 		answers(c.name)
 	}
 	s.set(&controlv1.WatchNetworkNamesResponse{})
 	if err := ask(); err != nil {
-		t.Errorf("names that have not changed returned the error %v", err)
+		t.Errorf("an answer without names (no change) returned the error %v, want none", err)
 	}
 	if last := s.asked[len(s.asked)-1]; last.GetIndex() != 9 || last.GetDigest() != 7 || last.GetIncarnation() != 1 || last.GetNodeId() != "n" || last.GetClusterId() != "c1" {
-		t.Errorf("the request to the scheduler has %v, want the index of the names that the agent has", last)
+		t.Errorf("the request to the scheduler is %v; want the index, digest and incarnation of the names that the agent has", last)
 	}
 	r.listening[1] = &listener{}
 	if age := r.Age(); age != 0 {
-		t.Errorf("names that were confirmed a moment ago have the age %s, want 0", age)
+		t.Errorf("a scheduler confirmed the names a moment ago, but their age is %s, want 0", age)
 	}
 	r.confirmed = time.Now().Add(-time.Minute)
 	r.warn()
 	if age := r.Age(); age < time.Minute || !strings.Contains(log.String(), "the names of networks may be outdated") {
-		t.Errorf("after a minute the age is %s and the log %q, want a minute and a warning", age, log)
+		t.Errorf("a minute after the last confirmation the age of the names is %s and the log %q; want at least a minute, and a warning", age, log)
 	}
 	answers("old names")
 	if err := ask(); err != nil {
@@ -180,7 +180,7 @@ func TestNamesOutliveSchedulers(t *testing.T) {
 	t.Run("another cluster", func(t *testing.T) {
 		r, _ := opened(t, path, "c2")
 		if m := r.respond(query("db."), []uint32{1}, false); len(m.Answer) > 0 {
-			t.Errorf("an agent of another cluster answered %v", m)
+			t.Errorf("an agent of another cluster answered a query from the stored names with %v, want no records", m)
 		}
 	})
 }
@@ -213,7 +213,7 @@ func TestListen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if works, problems = r.Listen([]workload.NetworkBridge{one, two}); len(works) != 2 || len(problems) != 0 {
-		t.Fatalf("after the port is free again, the resolver listens on the networks %v, with the problems %q; want both networks", works, problems)
+		t.Fatalf("after the DNS port of network 2 became free, the resolver listens on the networks %v, with the problems %q; want both networks", works, problems)
 	}
 	ask := func(protocol, from, to string) (*dns.Msg, error) {
 		c := &dns.Client{Net: protocol, Timeout: time.Second, Dialer: &net.Dialer{Timeout: time.Second, LocalAddr: &net.UDPAddr{IP: net.ParseIP(from)}}}
@@ -229,10 +229,10 @@ func TestListen(t *testing.T) {
 		}
 	}
 	if m, err := ask("udp", "127.77.0.70", "127.77.0.1"); err == nil {
-		t.Errorf("a client outside of the slice got the answer %v", m)
+		t.Errorf("a client outside of the bridge's address range got the answer %v, want none", m)
 	}
 	if works, _ = r.Listen([]workload.NetworkBridge{two}); len(works) != 1 {
-		t.Errorf("the resolver listens on the networks %v, want network 2", works)
+		t.Errorf("after network 1 left the view, the resolver listens on the networks %v, want network 2", works)
 	}
 	if m, err := ask("udp", "127.77.0.5", "127.77.0.1"); err == nil {
 		t.Errorf("the resolver still answers at the bridge of a network that has left the view: %v", m)
@@ -263,7 +263,7 @@ func TestOtherNamesGoToTheMachinesResolvers(t *testing.T) {
 	}
 	for name, code := range map[string]int{"example.org.": dns.RcodeServerFailure, "alien.team.": dns.RcodeNameError, "alien.": dns.RcodeNameError} {
 		if m := r.respond(query(name), []uint32{1}, false); m.Rcode != code {
-			t.Errorf("without resolvers the code for %s is %d, want %d", name, m.Rcode, code)
+			t.Errorf("no resolver of the machine answers: the DNS response code for %s is %d, want %d", name, m.Rcode, code)
 		}
 	}
 	if err := os.WriteFile(r.upstream.path, []byte("nameserver 127.0.0.1\n"), 0o600); err != nil {
@@ -276,7 +276,7 @@ func TestOtherNamesGoToTheMachinesResolvers(t *testing.T) {
 	q := query("example.org.")
 	m := r.respond(q, []uint32{1}, false)
 	if len(m.Answer) != 1 || m.Id != q.Id || m.Rcode != 0 {
-		t.Errorf("the answer is %v, want the answer of the machine's resolver", m)
+		t.Errorf("the answer to a query for a foreign name is %v, want the answer of the machine's resolver", m)
 	}
 	if m := r.respond(query("late.default."), []uint32{1}, false); len(m.Answer) != 0 || m.Rcode != 0 {
 		t.Errorf("the name of a member that is not ready was answered with %v, want no record", m)
@@ -299,7 +299,7 @@ func TestBadQueries(t *testing.T) {
 		q := query("db.")
 		c.change(q)
 		if m := r.respond(q, []uint32{1}, false); m.Rcode != c.code {
-			t.Errorf("%s: the code is %d, want %d", c.name, m.Rcode, c.code)
+			t.Errorf("%s: the DNS response code is %d, want %d", c.name, m.Rcode, c.code)
 		}
 	}
 }

@@ -73,7 +73,7 @@ func (v *view) members(networks []uint32, name, namespace string) (out []*agentv
 	return out
 }
 
-// in returns a list with the namespace, or with all namespaces if namespace is "".
+// in returns the namespaces in which to look for a name: the given namespace, or all namespaces if it is "".
 func (v *view) in(namespace string) []string {
 	if namespace != "" {
 		return []string{namespace}

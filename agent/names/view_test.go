@@ -84,7 +84,7 @@ func TestAnswer(t *testing.T) {
 		{"web-0.", dns.TypeA, []uint32{4}, []string{"10.216.48.2"}, 0, ""},
 		{"web.", dns.TypeA, []uint32{1}, nil, dns.RcodeNameError, ""},
 		{"one.", dns.TypeA, []uint32{4}, []string{"10.216.15.194"}, 0, ""},
-		{"soon.", dns.TypeA, []uint32{4}, []string{"10.216.48.3"}, 0, ""}, // its address is not served here yet
+		{"soon.", dns.TypeA, []uint32{4}, []string{"10.216.48.3"}, 0, ""}, // containers cannot reach the service at its own address yet
 		{"_sql._tcp.web.", dns.TypeSRV, []uint32{4}, []string{"1 1 5432 web-0.default.", "extra web-0.default. 10.216.48.2"}, 0, ""},
 		{"193.15.216.10.in-addr.arpa.", dns.TypePTR, []uint32{4}, []string{"web.default."}, 0, ""},
 		{"193.15.216.10.in-addr.arpa.", dns.TypePTR, []uint32{5}, nil, 0, foreign},
@@ -95,7 +95,7 @@ func TestAnswer(t *testing.T) {
 		var data []string
 		for _, rr := range got.answer {
 			if h := rr.Header(); h.Ttl > 2 || h.Name != c.name {
-				t.Errorf("%s: the record %s must have the name of the question, and a TTL of at most 2 s", c.name, rr)
+				t.Errorf("%s: the record %s in the answer must have the name of the question, and a TTL of at most 2 s", c.name, rr)
 			}
 			data = append(data, strings.TrimPrefix(rr.String(), rr.Header().String()))
 		}
@@ -111,7 +111,7 @@ func TestAnswer(t *testing.T) {
 			other = foreign
 		}
 		if !slices.Equal(data, c.want) || got.rcode != c.rcode || other != c.other {
-			t.Errorf("%s %s of a container on %v: %q, code %d, %q; want %q, code %d, %q", c.name, dns.TypeToString[c.kind], c.networks, data, got.rcode, other, c.want, c.rcode, c.other)
+			t.Errorf("a query %s %s of a container on the networks %v has the records %q, the code %d and %q; want %q, code %d and %q", c.name, dns.TypeToString[c.kind], c.networks, data, got.rcode, other, c.want, c.rcode, c.other)
 		}
 	}
 }
@@ -142,7 +142,7 @@ func TestServices(t *testing.T) {
 func TestLookup(t *testing.T) {
 	r := New(&machine{}, "", nil)
 	if list, problem := r.Lookup("db", []uint32{1}); len(list) != 0 || !strings.Contains(problem, "no names yet") {
-		t.Errorf("before the first names: %v, %q", list, problem)
+		t.Errorf("before the first names have arrived, Lookup returned %v and the problem %q; want only a problem", list, problem)
 	}
 	r.view.Store(newView(sample()))
 	for _, c := range []struct {
@@ -158,7 +158,7 @@ func TestLookup(t *testing.T) {
 	} {
 		list, problem := r.Lookup(c.name, c.networks)
 		if got := strings.TrimSpace(fmt.Sprintf("%v %s", list, problem)); got != c.want {
-			t.Errorf("%s leads to %s, want %s", c.name, got, c.want)
+			t.Errorf("Lookup of %q returned %s, want %s", c.name, got, c.want)
 		}
 	}
 }

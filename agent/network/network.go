@@ -74,8 +74,8 @@ func New(store Store, overlay Overlay, cluster string, log *slog.Logger) (*Keepe
 	return k, nil
 }
 
-// Have returns the index (version) of the present view, and the incarnation of the state that it is from; zeros
-// if there is no view.
+// Have returns the index (version) of the present view, and the incarnation of the schedulers' state from
+// which the view was made. Both are 0 if there is no view.
 func (k *Keeper) Have() (index, incarnation uint64) {
 	if k == nil {
 		return 0, 0

@@ -58,34 +58,34 @@ func TestOffer(t *testing.T) {
 		name  string
 		offer *agentv1.NetworkView
 		taken bool
-		fault string // words of the error
+		fault string // text that the error of Offer contains; empty if there is no error
 	}{
-		{"a higher index", view(1, 5, 21), true, ""},
-		{"a higher index of a later term", view(1, 6, 21), true, ""},
-		{"the same index", view(1, 6, 20), false, ""},
-		{"a lower index", view(1, 6, 19), false, "index 19, which is older than index 20"},
-		{"a lower index of a later incarnation", view(2, 1, 3), true, ""},
-		{"the same index of a later incarnation", view(2, 1, 20), true, ""},
-		{"a lower term", view(1, 4, 30), false, "epoch"},
+		{"a view with a higher index is taken", view(1, 5, 21), true, ""},
+		{"a view with a higher index of a later term is taken", view(1, 6, 21), true, ""},
+		{"a view with the same index is ignored", view(1, 6, 20), false, ""},
+		{"a view with a lower index is refused", view(1, 6, 19), false, "index 19, which is older than index 20"},
+		{"a view with a lower index of a later incarnation is taken", view(2, 1, 3), true, ""},
+		{"a view with the same index of a later incarnation is taken", view(2, 1, 20), true, ""},
+		{"a view of a lower term is refused", view(1, 4, 30), false, "epoch"},
 		{"an earlier incarnation", view(0, 9, 30), false, "incarnation"},
-		{"another cluster", changed(func(m *agentv1.NetworkView) { m.Epoch.ClusterId = "c2" }), false, "from cluster c2"},
-		{"no epoch", changed(func(m *agentv1.NetworkView) { m.Epoch = nil }), false, "epoch"},
-		{"no networks any more", changed(func(m *agentv1.NetworkView) { m.Networks, m.Peers = nil, nil }), true, ""},
-		{"no address", changed(func(m *agentv1.NetworkView) { m.Address = "" }), false, "networks.address"},
-		{"no port", changed(func(m *agentv1.NetworkView) { m.Port = 0 }), false, "networks.port"},
-		{"no VNI", changed(func(m *agentv1.NetworkView) { m.Vni = 1 << 24 }), false, "networks.vni"},
-		{"a peer with the node's own address", changed(func(m *agentv1.NetworkView) { m.Peers[0].Address = "10.0.0.1" }), true, ""},
-		{"a peer without a name", changed(func(m *agentv1.NetworkView) { m.Peers[0].Node = "" }), false, "networks.peers[0]"},
-		{"a slice outside of the network", changed(func(m *agentv1.NetworkView) { m.Networks[0].Slice = "10.217.0.0/26" }), false, "10.217.0.0/26 is not within 10.216.0.0/20"},
-		{"a slice of a node that is no peer", changed(func(m *agentv1.NetworkView) { m.Networks[0].Peers[0].Node = "c" }), false, `node "c" is not among the peers`},
+		{"a view of another cluster is refused", changed(func(m *agentv1.NetworkView) { m.Epoch.ClusterId = "c2" }), false, "from cluster c2"},
+		{"a view without epoch is refused", changed(func(m *agentv1.NetworkView) { m.Epoch = nil }), false, "epoch"},
+		{"a newer view without networks is taken", changed(func(m *agentv1.NetworkView) { m.Networks, m.Peers = nil, nil }), true, ""},
+		{"a view without the node's address is refused", changed(func(m *agentv1.NetworkView) { m.Address = "" }), false, "networks.address"},
+		{"a view without the VXLAN port is refused", changed(func(m *agentv1.NetworkView) { m.Port = 0 }), false, "networks.port"},
+		{"a view with a VNI of more than 24 bits is refused", changed(func(m *agentv1.NetworkView) { m.Vni = 1 << 24 }), false, "networks.vni"},
+		{"a view in which a peer has this node's address is taken", changed(func(m *agentv1.NetworkView) { m.Peers[0].Address = "10.0.0.1" }), true, ""},
+		{"a view in which a peer has no name is refused", changed(func(m *agentv1.NetworkView) { m.Peers[0].Node = "" }), false, "networks.peers[0]"},
+		{"a view with a slice outside of its network is refused", changed(func(m *agentv1.NetworkView) { m.Networks[0].Slice = "10.217.0.0/26" }), false, "10.217.0.0/26 is not within 10.216.0.0/20"},
+		{"a view with a slice of a node that is no peer is refused", changed(func(m *agentv1.NetworkView) { m.Networks[0].Peers[0].Node = "c" }), false, `node "c" is not among the peers`},
 		{"overlapping slices", changed(func(m *agentv1.NetworkView) { m.Networks[0].Peers[0].Cidr = "10.216.0.0/25" }), false, "overlaps"},
 		{"overlapping networks", changed(func(m *agentv1.NetworkView) {
 			n := proto.CloneOf(m.Networks[0])
 			n.Id = 2
 			m.Networks = append(m.Networks, n)
 		}), false, "overlaps"},
-		{"a network whose subnet contains the addresses of the nodes", changed(func(m *agentv1.NetworkView) { m.Networks[0].Cidr = "10.0.0.0/8" }), true, ""},
-		{"host bits", changed(func(m *agentv1.NetworkView) { m.Networks[0].Cidr = "10.216.0.1/20" }), false, "host bits"},
+		{"a view with a network whose subnet contains the nodes' addresses is taken", changed(func(m *agentv1.NetworkView) { m.Networks[0].Cidr = "10.0.0.0/8" }), true, ""},
+		{"a view with a subnet that has host bits is refused", changed(func(m *agentv1.NetworkView) { m.Networks[0].Cidr = "10.216.0.1/20" }), false, "host bits"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "state.db")
@@ -99,17 +99,17 @@ func TestOffer(t *testing.T) {
 				t.Fatal(err)
 			}
 			if index, _ := k.Have(); index != 0 || len(o.views) != 0 {
-				t.Fatalf("a new agent has index %d and %d views, want none", index, len(o.views))
+				t.Fatalf("the Keeper of a new agent has a view with index %d, and its overlay got %d views; want no view", index, len(o.views))
 			}
 			if err := k.Offer(view(1, 5, 20)); err != nil || len(o.views) != 1 {
 				t.Fatalf("the first view was answered with %v and given to the overlay %d times, want once", err, len(o.views))
 			}
 			err = k.Offer(c.offer)
 			if (err != nil) != (c.fault != "") || err != nil && !strings.Contains(err.Error(), c.fault) {
-				t.Errorf("the error is %v, want an error with %q", err, c.fault)
+				t.Errorf("Offer returned the error %v, want an error that contains %q, or none if that is empty", err, c.fault)
 			}
 			if (len(o.views) == 2) != c.taken {
-				t.Errorf("the overlay got the view: %t, want %t", len(o.views) == 2, c.taken)
+				t.Errorf("the overlay got the offered view: %t, want %t", len(o.views) == 2, c.taken)
 			}
 			index, incarnation := k.Have()
 			if err := st.Close(); err != nil {
@@ -130,10 +130,10 @@ func TestOffer(t *testing.T) {
 			}
 			foreign := &overlay{}
 			if k, err = New(st, foreign, "c2", slog.New(slog.NewTextHandler(io.Discard, nil))); err != nil || len(foreign.views) != 0 {
-				t.Errorf("an agent of another cluster got %d views and error %v, want none", len(foreign.views), err)
+				t.Errorf("the state file has a view of cluster c1; on an agent of cluster c2 the overlay got %d views, error %v; want none", len(foreign.views), err)
 			}
 			if i, _ := k.Have(); i != 0 {
-				t.Errorf("an agent of another cluster has index %d, want 0", i)
+				t.Errorf("the state file has a view of cluster c1; the Keeper of an agent of cluster c2 has the view with index %d, want 0", i)
 			}
 		})
 	}

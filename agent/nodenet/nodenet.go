@@ -61,8 +61,9 @@ func forbids(p *policy.Policy) func(workload.IngressPort) bool {
 	}
 }
 
-// lateOverlay holds the overlay network for the DNS resolver. Each of the two needs the other, so the resolver is
-// created first with an empty lateOverlay, which gets the overlay before the resolver is used.
+// lateOverlay holds the overlay for the DNS resolver. The resolver and the overlay need each other. So the
+// resolver is created first, with an empty lateOverlay. The overlay is put into it before the resolver is
+// used.
 type lateOverlay struct{ *overlay.Overlay }
 
 // networking returns the address and the MTU with which the node takes part in networks, or the problem that prevents
@@ -96,7 +97,7 @@ func underlay(ctx context.Context, advertise string, present netip.Addr, lookup 
 	}
 	found, err := lookup(ctx, "ip4", host)
 	switch {
-	case slices.Contains(found, present): // DNS returns several addresses in varying order, so the present one is kept
+	case slices.Contains(found, present): // DNS returns the addresses of a name in varying order, so keep the present address if it is among them
 		return present, ""
 	case err == nil && len(found) > 0:
 	case present.IsValid():

@@ -160,8 +160,8 @@ func (o *Overlay) Join(ctx context.Context, id driver.ID, networks []uint32) ([]
 // joinLimit is how long Join waits until the networks of a container are set up on this machine.
 const joinLimit = 30 * time.Second
 
-// await waits until the networks are set up on this machine, and returns the view of the schedulers that
-// describes them.
+// await waits until the given networks are set up on this machine. It returns the schedulers' view that
+// contains them.
 func (o *Overlay) await(ctx context.Context, networks []uint32) (*workload.NetworkView, error) {
 	limit := time.NewTimer(joinLimit)
 	defer limit.Stop()

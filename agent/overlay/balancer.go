@@ -33,8 +33,8 @@ type Balancer struct {
 	flows   *netlink.Handle
 	sockets *sockets
 	tables  serviceTables
-	// have is the content of the kernel's table; nil if that is not known. sizes holds the names of the chains
-	// slots_K and ports_K in the table.
+	// have is the content of the kernel's table as far as this process knows; nil if it is unknown. sizes
+	// holds the names of the chains slots_K and ports_K in the table.
 	have  *plan.Balance
 	sizes map[string]bool
 	// former holds the ports in ingress mode that were in the table at any time since the last call of Forget.
@@ -175,9 +175,9 @@ func (b *Balancer) fixed(chain string) []fixedRule {
 	if b.Bridged {
 		return []fixedRule{{hairpinRule, []expr.Any{source, destination(reg1), in(b.tables.own, false), &expr.Masq{}}}}
 	}
-	// Without connection tracking on the bridge, the instance would answer the client from its own address and
-	// not from the address of the service. So packets to the instance get an address of this machine as their
-	// source, and the answer comes back through this machine.
+	// Without connection tracking on the bridge, the instance would answer the client from its own address
+	// and not from the address of the service. So give packets to the instance an address of this machine as
+	// their source: the instance then answers to this machine.
 	translated := make([]byte, 4)
 	return []fixedRule{{bridgeRule, []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
@@ -188,7 +188,7 @@ func (b *Balancer) fixed(chain string) []fixedRule {
 	}}}
 }
 
-// portKey loads protocol and destination port into reg0 and reg1.
+// portKey loads the protocol of a packet into reg0 and its destination port into reg1.
 func portKey() []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg0},

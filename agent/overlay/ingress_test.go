@@ -61,7 +61,7 @@ func TestIngress(t *testing.T) {
 	}
 	seen := func(t *testing.T, from *space, at netip.Addr, want string) {
 		t.Helper()
-		testbed.Within(t, 10*time.Second, fmt.Sprintf("the instance at %s sees %s", at, want), func() error {
+		testbed.Within(t, 10*time.Second, fmt.Sprintf("a request to %s comes from %s for the instance", at, want), func() error {
 			got, err := from.askAt(netip.AddrPortFrom(at, tcp.Port))
 			if err == nil && got != want {
 				err = fmt.Errorf("it sees %s", got)
@@ -78,16 +78,16 @@ func TestIngress(t *testing.T) {
 		asked    *node
 		want     string
 	}{
-		{"from outside, the instance is on the machine", a1, fab, a, outside},
-		{"from outside, the instance is on another machine", a1, fab, b, gatewayB},
-		{"from a machine that has the instance", b1, b.space, b, b.address.String()},
-		{"from a machine, the instance is on another machine", b1, a.space, a, gatewayA},
+		{"a client outside asks the machine that has the instance", a1, fab, a, outside},
+		{"a client outside asks a machine, and the instance is on another machine", a1, fab, b, gatewayB},
+		{"a machine asks itself, and has the instance", b1, b.space, b, b.address.String()},
+		{"a machine asks itself, and the instance is on another machine", b1, a.space, a, gatewayA},
 		{"a machine asks another machine, which has the instance", b1, a.space, b, a.address.String()},
 		{"a machine that has the instance asks another machine", a1, a.space, b, gatewayB},
-		{"a container of another network", b1, alien.space, a, gatewayA},
-		{"a container of another network asks another machine", b1, alien.space, b, a.address.String()},
-		{"a container of the network", b1, a1.space, a, a1.address.String()},
-		{"an instance asks for itself", a1, a1.space, a, gatewayA},
+		{"a container of another network asks its own machine", b1, alien.space, a, gatewayA},
+		{"a container of another network asks the machine that has the instance", b1, alien.space, b, a.address.String()},
+		{"a container of the instance's network asks its own machine", b1, a1.space, a, a1.address.String()},
+		{"an instance asks its own machine and reaches itself", a1, a1.space, a, gatewayA},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			use(x.instance)
@@ -110,17 +110,17 @@ func TestIngress(t *testing.T) {
 		})
 	}
 	if _, err := alien.askAt(netip.AddrPortFrom(plan.Gateway(slice(2, 0)), tcp.Port)); err == nil {
-		t.Error("the address of a bridge answers at the port")
+		t.Error("the ingress port answers at the address of a network's bridge, want no answer there")
 	}
 	if got, err := fab.ask(a1.address); err == nil {
-		t.Errorf("a client outside reaches the container itself, seen as %s", got)
+		t.Errorf("a client outside of the networks reached the container at its own address, with the source address %s", got)
 	}
 
 	use()
 	conn, err := fab.dial("udp4", b.address, udp.Port)
 	must(t, err)
 	defer conn.Close()
-	_ = ask(t, conn) // the kernel now tracks a connection that leads to no instance
+	_ = ask(t, conn) // the port has no instance yet, so the kernel tracks the datagram as one to the machine itself
 	for _, c := range []*container{a1, b1, a1} {
 		use(c)
 		testbed.Within(t, 10*time.Second, "datagrams of one socket reach "+c.address.String(), func() error {
@@ -169,7 +169,7 @@ func TestIngress(t *testing.T) {
 	b.overlay.SetServices(s)
 	seen(t, fab, b.address, gatewayB)
 	if after := b.handle(t); after != before {
-		t.Errorf("an agent that starts replaced the table %s by %s", before, after)
+		t.Errorf("the restart of the agent replaced the nftables table %s of services by %s, want no change", before, after)
 	}
 	nft, err := exec.LookPath("nft")
 	testbed.Need(t, "nft", err)
@@ -223,7 +223,7 @@ func TestForbiddenIngressPorts(t *testing.T) {
 		return err
 	})
 	if got, err := fab.askAt(netip.AddrPortFrom(a.address, 8080)); err == nil {
-		t.Errorf("at the forbidden port, %q answers", got)
+		t.Errorf("the machine answers at the port that its policy forbids, with the source address %q", got)
 	}
 	if held, forbidden := a.overlay.HeldPorts(); held != "8080/tcp, 8082/tcp" || forbidden != "8080/tcp" {
 		t.Errorf("HeldPorts returned held ports %q and forbidden ports %q; want %q and %q", held, forbidden, "8080/tcp, 8082/tcp", "8080/tcp")
@@ -262,12 +262,12 @@ func TestIngressPortsOfPrograms(t *testing.T) {
 		t.Helper()
 		testbed.Within(t, 10*time.Second, "the held ports are "+want, func() error {
 			if got, forbidden := a.overlay.HeldPorts(); got != want || forbidden != "" {
-				return fmt.Errorf("they are %q, forbidden %q", got, forbidden)
+				return fmt.Errorf("the held ports are %q, of which forbidden are %q", got, forbidden)
 			}
 			return nil
 		})
 	}
-	testbed.Within(t, 10*time.Second, "the other port answers", func() error { return answers(8081) })
+	testbed.Within(t, 10*time.Second, "the ingress port that no program holds answers", func() error { return answers(8081) })
 	holds("8080/tcp")
 	accepted := make(chan error, 1)
 	go func() {
@@ -278,12 +278,12 @@ func TestIngressPortsOfPrograms(t *testing.T) {
 		accepted <- err
 	}()
 	if got, err := fab.askAt(netip.AddrPortFrom(a.address, 8080)); err != nil || got != "" {
-		t.Errorf("at the port of the program, %q answers (%v)", got, err)
+		t.Errorf("the port that a program holds was answered with %q (error %v), want the answer of the program", got, err)
 	}
 	must(t, <-accepted)
 	must(t, program.Close())
 	holds("")
-	testbed.Within(t, 10*time.Second, "the port of the former program answers", func() error { return answers(8080) })
+	testbed.Within(t, 10*time.Second, "the ingress port answers after the program that held it has ended", func() error { return answers(8080) })
 	var again net.Listener
 	a.do(t, func() (err error) { again, err = net.Listen("tcp", ":8080"); return err })
 	defer again.Close()

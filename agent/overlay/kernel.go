@@ -190,9 +190,10 @@ func (k *kernel) filterBridge(name string) error {
 	return err
 }
 
-// Reflect turns on hairpin mode for the ports of bridges: a port may send a packet back to where it came from.
-// So an instance that calls its own service can reach itself. Each port for which Reflect has turned the mode
-// on is added to ports (by its interface index), and is skipped by later calls.
+// Reflect turns on hairpin mode for the ports of bridges: a port may send a packet back to where it came
+// from. So an instance that calls its own service can reach itself. The map ports holds the interface indexes
+// of the bridge ports for which earlier calls turned the mode on. Reflect skips these ports and adds the new
+// ones.
 func (k *kernel) Reflect(bridges map[int]bool, ports map[int]bool) error {
 	links, err := dump(k.links.LinkList)
 	if err != nil {
@@ -380,7 +381,8 @@ func neighbour(index int, n plan.Neighbour) *netlink.Neigh {
 	return &netlink.Neigh{LinkIndex: index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT, IP: n.Address.AsSlice(), HardwareAddr: n.MAC[:]}
 }
 
-// gone returns nil if err says that the object to remove does not exist, and err otherwise.
+// gone ignores the error of a removal if it says that the object does not exist: it then returns nil, and
+// otherwise err.
 func gone(err error) error {
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENODEV) {
 		return nil

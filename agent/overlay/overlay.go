@@ -73,14 +73,14 @@ type Overlay struct {
 
 	wake    chan struct{} // receives a value when there is a new view
 	foreign chan struct{} // receives a value when the kernel has announced a change by another program
-	balance chan struct{} // receives a value when the table of services must be compared
+	balance chan struct{} // receives a value when the kernel's table of services must be compared with the view
 
 	addresses addresses
 	bridges   atomic.Pointer[map[int]bool] // indexes of our bridges
 
 	mu       sync.Mutex
 	view     *workload.NetworkView // the newest view; nil before the first Set
-	stale    bool                  // the list of the engine's networks is outdated
+	stale    bool                  // the reconciler's list of the engine's networks is outdated
 	ready    []uint32              // ids of networks that are set up, sorted
 	named    []uint32              // ids of networks on which the resolver answers containers, sorted
 	problems []string
@@ -192,7 +192,7 @@ func (o *Overlay) Run(ctx context.Context) {
 		if o.current() == nil {
 			continue
 		}
-		if !balancing { // opened here, because sockets belong to the namespace of their thread
+		if !balancing { // opened on this thread, because a socket belongs to the network namespace of its thread
 			if b, err := OpenBalancer(); err != nil {
 				o.log.Warn("cannot balance connections to the services of networks", "error", err)
 			} else {
@@ -337,7 +337,7 @@ type reconciler struct {
 	cluster string // cluster of the engine's labels
 
 	networks []plan.ObservedNetwork // as the engine listed them last
-	listed   bool                   // the engine has answered
+	listed   bool                   // the engine has answered at least once
 	settled  *workload.NetworkView  // view for which the last pass found nothing to do
 	ports    map[int]bool           // ports of bridges in hairpin mode, see kernel.Reflect
 }
@@ -363,8 +363,8 @@ func (r *reconciler) open(v *workload.NetworkView) (err error) {
 	return err
 }
 
-// reconcile changes the machine until its networks equal the present view. It returns false if operations are left
-// to do.
+// reconcile changes the machine until its networks equal the present view. It returns false if operations
+// failed or are still needed.
 func (r *reconciler) reconcile(ctx context.Context) bool {
 	v := r.o.current()
 	if err := r.open(v); err != nil {

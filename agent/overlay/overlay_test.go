@@ -101,17 +101,17 @@ func TestWhoReachesWhom(t *testing.T) {
 		to   netip.Addr
 		want string // the source that the server sees; "" if the connection must fail
 	}{
-		{"member on another node", b1.space, a1.address, b1.address.String()},
-		{"the same two members, in the other direction", a1.space, b1.address, a1.address.String()},
-		{"member of the other network on another node", c2.space, a2.address, c2.address.String()},
-		{"the node itself", a.space, a1.address, slice(1, 0).Addr().Next().String()},
-		{"another node to its peer's container", b.space, a1.address, slice(1, 1).Addr().Next().String()},
-		{"container to another machine", a1.space, outside, a.address.String()},
-		{"another network on the same node", a2.space, a1.address, ""},
-		{"another network on another node", c2.space, a1.address, ""},
-		{"another machine", net, a1.address, ""},
-		{"a machine that is no peer, by VXLAN", s1.space, a1.address, ""},
-		{"container to another node's gateway", b1.space, slice(1, 0).Addr().Next(), ""},
+		{"a container reaches a member of its network on another node", b1.space, a1.address, b1.address.String()},
+		{"the same two containers reach each other in the other direction", a1.space, b1.address, a1.address.String()},
+		{"a container of the second network reaches a member on another node", c2.space, a2.address, c2.address.String()},
+		{"a node reaches its own container", a.space, a1.address, slice(1, 0).Addr().Next().String()},
+		{"a node reaches the container of another node", b.space, a1.address, slice(1, 1).Addr().Next().String()},
+		{"a container reaches a machine outside, with the address of its node", a1.space, outside, a.address.String()},
+		{"a container of another network on the same node is refused", a2.space, a1.address, ""},
+		{"a container of another network on another node is refused", c2.space, a1.address, ""},
+		{"a machine outside is refused", net, a1.address, ""},
+		{"a machine that is not in the cluster is refused, also if it uses VXLAN", s1.space, a1.address, ""},
+		{"a container does not reach the bridge address of another node", b1.space, slice(1, 0).Addr().Next(), ""},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			if x.want == "" {
@@ -127,7 +127,7 @@ func TestWhoReachesWhom(t *testing.T) {
 				return err
 			})
 			if from != x.want {
-				t.Errorf("the server saw the source address %s, want %s", from, x.want)
+				t.Errorf("the container that was asked saw the source address %s, want %s", from, x.want)
 			}
 		})
 	}
@@ -136,11 +136,11 @@ func TestWhoReachesWhom(t *testing.T) {
 	heard := a1.listen(t)
 	b1.send(t, a1.address)
 	if from := heard(testbed.Patience); from != b1.address {
-		t.Errorf("the datagram of b1 has the source address %q", from)
+		t.Errorf("the datagram of container \"b1\" arrived with the source address %q, want the address of b1", from)
 	}
 	s1.send(t, a1.address)
 	if from := heard(700 * time.Millisecond); from.IsValid() {
-		t.Errorf("a datagram of the stranger arrived, with the source %s", from)
+		t.Errorf("a datagram of the machine \"stranger\", which is not in the cluster, arrived with the source address %s", from)
 	}
 	// A machine on the nodes' network takes the address of a container on another node. Its packets must be
 	// dropped even if the kernel does not check source addresses on eth0 and the engine's firewall accepts
@@ -162,7 +162,7 @@ func TestWhoReachesWhom(t *testing.T) {
 	a2.do(t, func() error { return address("eth0", b1.address.String()+"/32") })
 	a2.sendFrom(t, b1.address, a1.address)
 	if from := heard(700 * time.Millisecond); from.IsValid() {
-		t.Errorf("a datagram with a foreign source address arrived, from %s", from)
+		t.Errorf("a datagram of a container of network 2 with the forged source address %s arrived in network 1", from)
 	}
 }
 
@@ -220,7 +220,7 @@ func TestResolver(t *testing.T) {
 	places, err := a.overlay.Join(ctx, "both", []uint32{1, 2})
 	must(t, err)
 	if places[0].Resolver != plan.Gateway(slice(1, 0)) || places[1].Resolver.IsValid() {
-		t.Errorf("the resolvers of the container on networks 1 and 2 are %s and %s, want a resolver on network 1 only", places[0].Resolver, places[1].Resolver)
+		t.Errorf("the resolvers of the container on networks 1 and 2 are %s and %s, want an address for network 1 and none for network 2, because the resolver cannot listen there", places[0].Resolver, places[1].Resolver)
 	}
 	names.mu.Lock()
 	if len(names.last) != 2 || names.last[0] != (workload.NetworkBridge{Network: 1, Address: plan.Gateway(slice(1, 0)), Slice: slice(1, 0)}) {
@@ -228,7 +228,7 @@ func TestResolver(t *testing.T) {
 	}
 	names.mu.Unlock()
 	if p := a.overlay.Problems(); len(p) != 1 || !strings.Contains(p[0], "the port is taken") {
-		t.Errorf("the problems are %q, want the error of the resolver", p)
+		t.Errorf("the overlay reports the problems %q, want only the error of the resolver for network 2", p)
 	}
 	for _, c := range []struct {
 		at   netip.Addr
@@ -239,12 +239,12 @@ func TestResolver(t *testing.T) {
 		{netip.MustParseAddr("10.99.0.11"), "[]"},
 	} {
 		if got := fmt.Sprint(a.overlay.NetworksAt(c.at)); got != c.want {
-			t.Errorf("the container at %s is on the networks %s, want %s", c.at, got, c.want)
+			t.Errorf("NetworksAt says that the container with address %s is on the networks %s, want %s", c.at, got, c.want)
 		}
 	}
 	must(t, a.overlay.Leave("both"))
 	if got := fmt.Sprint(a.overlay.NetworksAt(places[1].Address)); got != "[2]" {
-		t.Errorf("after the container has left, its address is on the networks %s, want [2]", got)
+		t.Errorf("after the container has left, NetworksAt says that its address is on the networks %s, want [2], whose slice contains the address", got)
 	}
 }
 
@@ -363,11 +363,11 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 			const limit = 20 * time.Second
 			reach(t, limit)
 			testbed.Within(t, limit, "our table", hasTable)
-			testbed.Until(t, "the repair in the metrics", func() bool { return a.counts.repairs.Load() > before })
+			testbed.Until(t, "the metrics count the repair", func() bool { return a.counts.repairs.Load() > before })
 		})
 	}
 	if !strings.Contains(a.log.String(), "another program changed the networks between nodes; repaired") {
-		t.Errorf("the log does not mention the repairs:\n%s", a.log)
+		t.Errorf("the log does not say that the agent repaired changes of another program:\n%s", a.log)
 	}
 
 	t.Run("the VXLAN device belongs to another agent", func(t *testing.T) {
@@ -382,12 +382,12 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 		}
 		own := device().Alias
 		rename("persys c1 other")
-		testbed.Until(t, "the problem in the metrics", func() bool { return a.counts.problems.Load() == 1 })
+		testbed.Until(t, "the metrics report one problem", func() bool { return a.counts.problems.Load() == 1 })
 		if p := a.overlay.Problems(); len(p) != 1 || !strings.Contains(p[0], `the interface pvx0 belongs to "persys c1 other"`) {
 			t.Errorf("problems: %q", p)
 		}
 		rename(own)
-		testbed.Until(t, "the end of the problem", func() bool { return a.counts.problems.Load() == 0 })
+		testbed.Until(t, "the metrics report no problem any more", func() bool { return a.counts.problems.Load() == 0 })
 		reach(t, 10*time.Second)
 	})
 
@@ -399,7 +399,7 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 		a.Start(t, viewOf(a, nodes, networks))
 		ready(t)
 		if said := a.log.String()[n:]; strings.Contains(said, "operations") {
-			t.Errorf("the restarted agent changed something:\n%s", said)
+			t.Errorf("the machine was set up, but the log of the restarted agent shows changes:\n%s", said)
 		}
 		if device().Index != before {
 			t.Error("the restarted agent replaced the VXLAN device")
@@ -421,7 +421,7 @@ func TestForeignChangesAreRepaired(t *testing.T) {
 	t.Run("peer gone", func(t *testing.T) {
 		v := viewOf(a, nodes, map[uint32][]*node{1: {a}})
 		a.overlay.Set(v)
-		testbed.Within(t, 10*time.Second, "no route to the peer", func() error {
+		testbed.Within(t, 10*time.Second, "the route to the peer that left the view is gone", func() error {
 			return a.Do(onDevice(func(index int) error {
 				routes, err := netlink.RouteListFiltered(unix.AF_INET, &netlink.Route{LinkIndex: index}, netlink.RT_FILTER_OIF)
 				if err == nil && len(routes) > 0 {
@@ -485,7 +485,7 @@ func TestMonitors(t *testing.T) {
 		change  func() error
 	}{
 		{"a table", 0, firewall},
-		{"a bridge", 1, func() error { return bridge("ps7", 1500, "10.216.0.1/26") }},
+		{"a new bridge of ours", 1, func() error { return bridge("ps7", 1500, "10.216.0.1/26") }},
 		{"a route", 1, func() error {
 			return netlink.RouteDel(&netlink.Route{Dst: toNet(netip.MustParsePrefix("10.216.0.0/26")), Scope: netlink.SCOPE_LINK})
 		}},
@@ -511,7 +511,7 @@ func (s *brokenSocket) Close() error                              { s.closed.Add
 func TestBrokenMonitorsAreClosed(t *testing.T) {
 	s := &brokenSocket{}
 	if err := (monitor{conn: s}).watch(t.Context(), func() {}); !errors.Is(err, unix.EBADF) {
-		t.Errorf("the error is %v, want the error of the socket", err)
+		t.Errorf("watch returned the error %v, want the error of the broken socket", err)
 	}
 	if n := s.closed.Load(); n != 1 {
 		t.Errorf("the broken socket was closed %d times, want once", n)

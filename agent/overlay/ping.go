@@ -76,7 +76,7 @@ func (o *Overlay) ProbePeers(ctx context.Context, network uint32, nodes []string
 	return out, ctx.Err()
 }
 
-// path is the way to one node.
+// path is the connection to one node, with what the probe has found out about it.
 type path struct {
 	*agentv1.NetworkProbe
 	inside, underlay netip.Addr // addresses of the node in the network and outside of it
@@ -136,8 +136,8 @@ func (g *pinger) largest(ctx context.Context, paths []*path, mtu int) {
 	}
 }
 
-// outer sends echo requests directly to the addresses of those nodes that did not answer through the tunnel, to
-// find out whether the node or only the tunnel is unreachable.
+// outer sends echo requests to the underlay addresses of the nodes that did not answer through the tunnel. So
+// it finds out whether the node or only the tunnel is unreachable.
 func outer(ctx context.Context, v *workload.NetworkView, paths []*path) {
 	if !slices.ContainsFunc(paths, func(p *path) bool { return !p.Reached && p.underlay.Is4() }) || !v.Address.Is4() {
 		return

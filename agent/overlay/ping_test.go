@@ -37,7 +37,7 @@ func TestProbePeers(t *testing.T) {
 		})
 		return out, err
 	}
-	testbed.Within(t, 20*time.Second, "all nodes are reached", func() error {
+	testbed.Within(t, 20*time.Second, "the probe reaches the nodes b, c and d", func() error {
 		got, err := probe()
 		if err != nil {
 			return err
@@ -73,12 +73,12 @@ func TestProbePeers(t *testing.T) {
 		"d": "neither the network nor 10.99.0.14 itself answers",
 	} {
 		if p := got[name]; !strings.Contains(p.GetProblem(), want) || p.GetReached() != (name == "c") {
-			t.Errorf("%s: %v, want the problem %q", name, p, want)
+			t.Errorf("the probe of node %q returned %v, want the problem %q", name, p, want)
 		}
 	}
 	// A UDP packet of 1,200 bytes contains headers of 8 bytes (UDP), 8 bytes (VXLAN) and 14 bytes
 	// (Ethernet).
 	if mtu := got["c"].GetMtu(); mtu > 1170 || mtu < 1170-pathStep {
-		t.Errorf("the largest packet to c has %d bytes, want 1170", mtu)
+		t.Errorf("the probe found %d bytes as the largest packet to node \"c\", want 1170 or up to pathStep less", mtu)
 	}
 }

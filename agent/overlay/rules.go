@@ -112,7 +112,7 @@ func (r *rules) Table() (*plan.Table, error) {
 			chain.Priority = int(*c.Priority)
 		}
 		if c.Policy != nil && *c.Policy != nftables.ChainPolicyAccept {
-			chain.Type += " policy drop" // a wanted chain never has this type, so the table counts as changed
+			chain.Type += " policy drop" // no chain of plan.Table has this type, so the table counts as changed
 		}
 		for _, rule := range list {
 			chain.Rules = append(chain.Rules, plan.Rule{Comment: rule.comment})

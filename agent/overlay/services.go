@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// withdrawal is the longest time that Withdraw waits. By then, every node that is connected to a scheduler
-	// has removed the instance from its services. spread is how long other nodes may need after this node to
-	// use the same view.
+	// withdrawal is the longest time that Withdraw waits. By then, every node that is connected to a
+	// scheduler has removed the instance from its services. spread is how long Withdraw waits after this node
+	// has the view without the instance, because other nodes may get the same view a little later.
 	withdrawal, spread = time.Second, 200 * time.Millisecond
 	// forgetCalm is the minimum time between two searches for tracked connections that must be deleted.
 	forgetCalm = 200 * time.Millisecond
@@ -27,12 +27,12 @@ const (
 // serviceState is the part of Overlay's state that concerns services. Overlay.mu guards it.
 type serviceState struct {
 	view     workload.ServiceView
-	known    bool          // a view of the services has arrived
+	known    bool          // at least one view of the services has arrived
 	told     chan struct{} // closed when a newer view comes
 	served   map[netip.Addr]bool
 	routed   []netip.Prefix // slices of services with a route through their network's bridge, as of the last time that the bridge was ready
 	problems []string
-	looked   []workload.IngressPort // ports in ingress mode for which the sockets of the machine were looked at
+	looked   []workload.IngressPort // ports in ingress mode that the last list of the machine's sockets checked
 	held     []workload.IngressPort // ports in ingress mode that programs of the machine use or Config.Forbids forbids, sorted
 }
 

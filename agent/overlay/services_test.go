@@ -96,26 +96,26 @@ func TestServices(t *testing.T) {
 	}
 	seen := func(from *space, want string) {
 		t.Helper()
-		testbed.Within(t, 10*time.Second, "an instance sees the client "+want, func() error {
+		testbed.Within(t, 10*time.Second, "the instance sees the client's address  "+want, func() error {
 			got, err := from.ask(service)
 			if err == nil && got != want {
-				err = fmt.Errorf("the instance sees the client %s", got) // the former instance, until the machine has the new one
+				err = fmt.Errorf("the instance sees the client %s", got) // this may be the instance of the previous case, until the machine has the new view
 			}
 			return err
 		})
 	}
-	for _, x := range []struct { // in each case another instance answers than in the case before, or it sees another client address
+	for _, x := range []struct { // each case differs from the previous case in the instance or in the client address that it sees, so an old view fails the test
 		name     string
 		instance *container
 		from     *space
 		want     netip.Addr
 	}{
-		{"instance on the client's machine", a1, client.space, client.address},
-		{"instance on another machine", b1, client.space, client.address},
-		{"from the machine of the instance", a1, a.space, plan.Gateway(slice(1, 0))},
-		{"from another machine", b1, a.space, plan.Gateway(slice(1, 0))},
-		{"an instance calls itself", a1, a1.space, plan.Gateway(slice(1, 0))},
-		{"a client that is alone on its machine", a1, b1.space, b1.address},
+		{"a client reaches an instance on its own machine", a1, client.space, client.address},
+		{"a client reaches an instance on another machine", b1, client.space, client.address},
+		{"a machine reaches an instance on itself", a1, a.space, plan.Gateway(slice(1, 0))},
+		{"a machine reaches an instance on another machine", b1, a.space, plan.Gateway(slice(1, 0))},
+		{"an instance calls its own service and reaches itself", a1, a1.space, plan.Gateway(slice(1, 0))},
+		{"a client without an instance on its machine reaches one on another machine", a1, b1.space, b1.address},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			use(x.instance.address)
@@ -132,19 +132,19 @@ func TestServices(t *testing.T) {
 		defer c.Close()
 		hit[ask(t, c)] = true
 		if !hit[a1.address.String()] || !hit[b1.address.String()] {
-			return fmt.Errorf("answers come from %v", hit)
+			return fmt.Errorf("answers came only from %v, want them from both instances", hit)
 		}
 		return nil
 	})
 	if got, err := alien.ask(service); err == nil {
-		t.Errorf("a container of another network reaches the service, seen as %s", got)
+		t.Errorf("a container of another network reached the service, with the source address %s", got)
 	}
 
 	use(a1.address)
 	udp, err := client.dial("udp4", service, datagrams)
 	must(t, err)
 	defer udp.Close()
-	testbed.Within(t, 10*time.Second, "datagrams go to the only instance", func() error {
+	testbed.Within(t, 10*time.Second, "datagrams go to the one instance that is left", func() error {
 		if got := ask(t, udp); got != a1.address.String() {
 			return fmt.Errorf("%q answers", got)
 		}
@@ -184,7 +184,7 @@ func TestServices(t *testing.T) {
 		return nil
 	})
 	if _, err := a.space.ask(service); err == nil {
-		t.Error("the machine reaches a service without instances")
+		t.Error("a connection from the machine to a service without instances succeeded, want it refused")
 	}
 
 	nft, err := exec.LookPath("nft")
@@ -198,14 +198,14 @@ func TestServices(t *testing.T) {
 	seen(client.space, client.address.String())
 	a.Start(t, withServices(viewOf(a, nodes, networks)))
 	a.serving(service, b1.address)
-	testbed.Within(t, 10*time.Second, "the restarted agent serves", func() error {
+	testbed.Within(t, 10*time.Second, "the restarted agent reports that containers can reach the service", func() error {
 		if !a.overlay.Serves(service) {
 			return errors.New("not yet")
 		}
 		return nil
 	})
 	if after := a.handle(t); after != before {
-		t.Errorf("an agent that starts replaced the table %s by %s", before, after)
+		t.Errorf("the restart of the agent replaced the nftables table %s of services by %s, want no change", before, after)
 	}
 }
 
@@ -286,8 +286,8 @@ func TestWithdraw(t *testing.T) {
 		views []time.Duration // times at which views come; the last view lacks the instance
 		want  time.Duration
 	}{
-		{"the view without the instance comes", "web", []time.Duration{100 * time.Millisecond}, 300 * time.Millisecond},
-		{"another view comes first", "web", []time.Duration{100 * time.Millisecond, 200 * time.Millisecond}, 400 * time.Millisecond},
+		{"a view without the instance comes after 100 ms", "web", []time.Duration{100 * time.Millisecond}, 300 * time.Millisecond},
+		{"a view with the instance comes after 100 ms, one without it after 200 ms", "web", []time.Duration{100 * time.Millisecond, 200 * time.Millisecond}, 400 * time.Millisecond},
 		{"no view comes", "web", nil, time.Second},
 		{"the workload is in no service", "other", nil, 0},
 	} {
@@ -306,7 +306,7 @@ func TestWithdraw(t *testing.T) {
 				began := time.Now()
 				o.Withdraw(t.Context(), c.id)
 				if took := time.Since(began); took != c.want {
-					t.Errorf("it waited %s, want %s", took, c.want)
+					t.Errorf("Withdraw waited %s, want %s", took, c.want)
 				}
 			})
 		})

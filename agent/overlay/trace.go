@@ -70,13 +70,14 @@ type tracer struct {
 	services []workload.NetworkService
 	given    func(netip.Addr) bool // reports whether a container of this machine has the address
 	pid      int                   // process in whose network namespace connections are opened; 0: that of the agent
-	own      []netip.Addr          // addresses that this namespace must have
+	own      []netip.Addr          // addresses that the network namespace of the process pid must have
 	opened   int
 	left     int
 	pending  sync.WaitGroup
 }
 
-// open begins to open a connection. It returns nil if there are maxTraced connections already.
+// open begins to open a connection in the background. It returns nil if the trace has maxTraced connections
+// already.
 func (d *tracer) open(to netip.AddrPort) *agentv1.TracedConnection {
 	if d.opened++; d.opened > maxTraced {
 		d.left++
@@ -114,10 +115,10 @@ func (d *tracer) open(to netip.AddrPort) *agentv1.TracedConnection {
 	return out
 }
 
-// mayOpen reports whether a connection may be opened to an address. In a network, only services and containers
-// may be asked: the programs of a machine also listen at the address of its bridge, and an agent must not help
-// to find out at which ports. Of the containers of other nodes, the agent knows only in which slice they are.
-// Addresses outside of the networks are those of nodes, for published ports.
+// mayOpen reports whether a connection may be opened to an address. In a network, only services and
+// containers may be asked: the programs of a machine also listen at the address of its bridge, and an agent
+// must not help to find out at which ports. Of containers on other nodes, the agent knows only the slices
+// that contain their addresses. Addresses outside of the networks are those of nodes, for published ports.
 func (d *tracer) mayOpen(a netip.Addr) bool {
 	a = a.Unmap()
 	if d.view == nil || slices.ContainsFunc(d.services, func(s workload.NetworkService) bool { return s.Address == a }) {
@@ -164,7 +165,7 @@ func refusal(err error, to netip.AddrPort) (problem string, silent bool) {
 	return err.Error(), false
 }
 
-// rootOf returns the innermost error, without the addresses that the outer ones add.
+// rootOf returns the innermost error. The outer errors only add the addresses of the connection.
 func rootOf(err error) error {
 	for {
 		next := errors.Unwrap(err)

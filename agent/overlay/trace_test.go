@@ -34,7 +34,7 @@ func TestRefusal(t *testing.T) {
 		{errors.New("other"), "other", false},
 	} {
 		if text, silent := refusal(c.err, to); text != c.text || silent != c.silent {
-			t.Errorf("%v: %q, silent %t; want %q, %t", c.err, text, silent, c.text, c.silent)
+			t.Errorf("refusal of the error %v returned %q, silent %t; want %q, silent %t", c.err, text, silent, c.text, c.silent)
 		}
 	}
 }
@@ -45,13 +45,13 @@ func TestTraceSource(t *testing.T) {
 	n := workload.Network{ID: 1, CIDR: netip.MustParsePrefix("10.216.0.0/20"), Slice: netip.MustParsePrefix("10.216.0.64/26")}
 	d := tracer{view: &workload.NetworkView{Networks: []workload.Network{n}}}
 	if got := fmt.Sprint(d.source(netip.MustParseAddr("10.216.0.2"))); got != plan.Gateway(n.Slice).String()+":0" {
-		t.Errorf("the source of a connection to a member is %s, want the bridge of this machine", got)
+		t.Errorf("a connection to a member of the network has the source %s, want the address of this machine's bridge", got)
 	}
 	if got := d.source(netip.MustParseAddr("10.0.0.2")); got != nil {
-		t.Errorf("the source of a connection to a node is %s, want none", got)
+		t.Errorf("a connection to an address outside of the networks has the source %s, want none", got)
 	}
 	if d.pid = 1; d.source(netip.MustParseAddr("10.216.0.2")) != nil {
-		t.Error("a connection from a container has a source, want none")
+		t.Error("a connection from the namespace of a container has a source address set, want none")
 	}
 }
 
@@ -65,10 +65,10 @@ func TestTraceInside(t *testing.T) {
 	called := false
 	f := func() error { called = true; return nil }
 	if err := inside(os.Getpid(), []netip.Addr{netip.MustParseAddr("192.0.2.77")}, f); called || err == nil || !strings.Contains(err.Error(), "does not have the container's address 192.0.2.77") {
-		t.Errorf("a process without the address: called %t, %v", called, err)
+		t.Errorf("inside, for a process without the container's address, called f: %t, and returned %v; want no call and an error", called, err)
 	}
 	if err := inside(os.Getpid(), []netip.Addr{netip.MustParseAddr("127.0.0.1")}, f); !called || err != nil {
-		t.Errorf("a process with the address: called %t, %v", called, err)
+		t.Errorf("inside, for a process with the container's address, called f: %t, and returned %v; want a call and no error", called, err)
 	}
 }
 
@@ -81,7 +81,7 @@ func TestTraceLimit(t *testing.T) {
 	o := &Overlay{}
 	out, left := o.Trace(t.Context(), make([]netip.AddrPort, 0), "", 0)
 	if len(out) != 0 || left != 0 {
-		t.Errorf("no addresses: %v, %d left", out, left)
+		t.Errorf("Trace without addresses returned %v and %d left out, want nothing", out, left)
 	}
 	var to []netip.AddrPort
 	for range maxTraced + 3 {
@@ -89,7 +89,7 @@ func TestTraceLimit(t *testing.T) {
 	}
 	out, left = o.Trace(t.Context(), to, "", 0)
 	if len(out) != maxTraced || left != 3 || out[0].GetConnection().GetProblem() != "" || out[0].GetConnection().GetLatencyMicroseconds() == 0 {
-		t.Errorf("%d connections, %d left out, the first is %v", len(out), left, out[0])
+		t.Errorf("Trace returned %d connections and %d left out, the first is %v; want maxTraced, 3, and a latency without a problem", len(out), left, out[0])
 	}
 }
 
@@ -112,15 +112,15 @@ func TestTraceOpensToMembersOnly(t *testing.T) {
 		a := addr(text)
 		d := tracer{ctx: t.Context(), view: o.view, services: o.services.view.Services, given: func(a netip.Addr) bool { return o.addresses.networksAt(a) != nil }}
 		if got := d.mayOpen(a); got != tried {
-			t.Errorf("a connection to %s is opened: %t, want %t", text, got, tried)
+			t.Errorf("Trace opened a connection to %s: %t, want %t", text, got, tried)
 		}
 	}
-	// A program that listens at the address of the bridge is not connected to.
+	// Trace does not connect to a program that listens at the address of the bridge.
 	l, err := net.Listen("tcp4", "127.216.0.1:0")
 	must(t, err)
 	defer l.Close()
 	out, _ := o.Trace(t.Context(), []netip.AddrPort{l.Addr().(*net.TCPAddr).AddrPort()}, "", 0)
 	if len(out) != 1 || out[0].GetConnection().GetProblem() != "not tried: the node knows no container and no service with this address" {
-		t.Errorf("to the address of a bridge: %v", out)
+		t.Errorf("Trace to the address of a bridge returned %v, want a connection that was not tried", out)
 	}
 }

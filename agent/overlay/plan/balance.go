@@ -46,9 +46,9 @@ type Block struct {
 	Prefix netip.Prefix
 }
 
-// BalanceOf returns the content that the table must have for the networks and services of a machine. A service
-// is left out if no network in v has a block with its address: that happens if the service is new and the
-// network view with its block has not arrived yet. The same holds for an instance outside of the networks in v.
+// BalanceOf returns the content that the table must have for the networks and services of a machine. A
+// service is left out if no network in v has a block with its address: the service is new, and the network
+// view with its block has not arrived yet. An instance is left out if its address is in no network of v.
 // Ports that are held by programs of the machine are left out.
 func BalanceOf(v workload.NetworkView, s workload.ServiceView, held ...workload.IngressPort) Balance {
 	var out Balance
@@ -125,8 +125,8 @@ type (
 	PortSlot = SlotOf[workload.IngressPort, netip.AddrPort]
 )
 
-// BalanceChange holds the map elements to remove, and those to add after that. An element to add may have the
-// same key as an element to remove.
+// BalanceChange holds the map elements to remove, and those to add after that. An element that is added may
+// have the key of an element that is removed.
 type BalanceChange struct {
 	DropSizes, AddSizes         []Size
 	DropSlots, AddSlots         []Slot

@@ -55,14 +55,14 @@ func TestBalanceChanges(t *testing.T) {
 			own    map[netip.Addr]bool
 			ports  map[workload.IngressPort]int
 			inside map[netip.Addr]bool
-			lead   map[string]netip.AddrPort // slots of ports
+			lead   map[string]netip.AddrPort // content of the map port_slots: the instance in each slot of a port
 		}
 		of := func(b Balance) content {
 			c := content{map[netip.Addr]int{}, map[string]netip.Addr{}, map[Block]bool{}, map[netip.Addr]bool{}, map[workload.IngressPort]int{}, map[netip.Addr]bool{}, map[string]netip.AddrPort{}}
 			for _, s := range b.Services {
 				a, list := s.Address, s.Endpoints
 				if !b.Has(a) {
-					t.Fatalf("service %s is outside of the blocks %v", a, b.Blocks)
+					t.Fatalf("BalanceOf kept the service with address %s, which is in none of the blocks %v", a, b.Blocks)
 				}
 				c.sizes[a] = len(list)
 				for i, x := range list {
@@ -131,24 +131,24 @@ func TestBalanceChanges(t *testing.T) {
 		}
 		if !maps.Equal(have.sizes, want.sizes) || !maps.Equal(have.slots, want.slots) || !maps.Equal(have.blocks, want.blocks) || !maps.Equal(have.own, want.own) ||
 			!maps.Equal(have.ports, want.ports) || !maps.Equal(have.lead, want.lead) || !maps.Equal(have.inside, want.inside) {
-			t.Fatalf("%v to %v by %+v leads to %+v", from, to, change, have)
+			t.Fatalf("the change from %v to %v is %+v; applied to the maps it gives %+v, want the content of the second", from, to, change, have)
 		}
 		if c := to.To(to); !c.Empty() {
-			t.Fatalf("the change to the same content is %+v", c)
+			t.Fatalf("the change from a content to the same content is %+v, want an empty change", c)
 		}
 	})
 }
 
 func drop[K comparable, V any](t *rapid.T, m map[K]V, key K) {
 	if _, ok := m[key]; !ok {
-		t.Fatalf("the change removes %v, which does not exist", key)
+		t.Fatalf("the change removes the map element %v, which the map does not have", key)
 	}
 	delete(m, key)
 }
 
 func add[K comparable, V any](t *rapid.T, m map[K]V, key K, value V) {
 	if _, ok := m[key]; ok {
-		t.Fatalf("the change adds %v, which exists already", key)
+		t.Fatalf("the change adds the map element %v, which the map has already", key)
 	}
 	m[key] = value
 }
@@ -176,13 +176,13 @@ func TestStale(t *testing.T) {
 		name, service, instance string
 		tcp, want               bool
 	}{
-		{"an instance of the service", "10.216.15.193", "10.216.0.2", false, false},
-		{"an instance that left, over TCP", "10.216.15.193", "10.216.0.9", true, false},
-		{"an instance that left, over UDP", "10.216.15.193", "10.216.0.9", false, true},
-		{"an instance on a lost node, over TCP", "10.216.15.193", "10.216.0.70", true, true},
-		{"the last instance left, over UDP", "10.216.15.194", "10.216.0.2", false, true},
-		{"the service is gone, over UDP", "10.216.15.200", "10.216.0.2", false, true},
-		{"the service is gone, over TCP", "10.216.15.200", "10.216.0.2", true, false},
+		{"a present instance of the service", "10.216.15.193", "10.216.0.2", false, false},
+		{"TCP to an instance that left the service", "10.216.15.193", "10.216.0.9", true, false},
+		{"UDP to an instance that left the service", "10.216.15.193", "10.216.0.9", false, true},
+		{"TCP to an instance on a lost node", "10.216.15.193", "10.216.0.70", true, true},
+		{"UDP to the last instance, which left the service", "10.216.15.194", "10.216.0.2", false, true},
+		{"UDP to a service that was removed", "10.216.15.200", "10.216.0.2", false, true},
+		{"TCP to a service that was removed", "10.216.15.200", "10.216.0.2", true, false},
 	} {
 		if got := Stale(v, addr(c.service), addr(c.instance), c.tcp); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
@@ -202,13 +202,13 @@ func TestStalePort(t *testing.T) {
 		at             workload.IngressPort
 		want           bool
 	}{
-		{"an instance of the port", "10.216.0.2:5353", udp, false},
-		{"an instance that left, over TCP", "10.216.0.9:5353", tcp, false},
-		{"an instance that left, over UDP", "10.216.0.9:5353", udp, true},
-		{"an instance with another port now, over UDP", "10.216.0.2:53", udp, true},
-		{"an instance on a lost node, over TCP", "10.216.0.70:5353", tcp, true},
-		{"no instance, over UDP", "192.0.2.1:53", udp, true},
-		{"a port that went, over UDP", "10.216.0.2:5353", workload.IngressPort{Port: 54, UDP: true}, true},
+		{"UDP to a present instance of the port", "10.216.0.2:5353", udp, false},
+		{"TCP to an instance that left the port", "10.216.0.9:5353", tcp, false},
+		{"UDP to an instance that left the port", "10.216.0.9:5353", udp, true},
+		{"UDP to an instance at a container port that has changed", "10.216.0.2:53", udp, true},
+		{"TCP to an instance on a lost node", "10.216.0.70:5353", tcp, true},
+		{"UDP from before the port had an instance", "192.0.2.1:53", udp, true},
+		{"UDP to an ingress port that was removed", "10.216.0.2:5353", workload.IngressPort{Port: 54, UDP: true}, true},
 	} {
 		if got := StalePort(v, b, c.at, netip.MustParseAddrPort(c.instance)); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
@@ -228,6 +228,6 @@ func TestPortsOfPrograms(t *testing.T) {
 	}}
 	b := BalanceOf(workload.NetworkView{Networks: []workload.Network{n}}, s, workload.IngressPort{Port: 22})
 	if len(b.Ports) != 1 || b.Ports[0].Port != 80 || !slices.Equal(b.Ports[0].Endpoints, []netip.AddrPort{has}) || !slices.Equal(b.Own, []netip.Addr{has.Addr()}) {
-		t.Errorf("the ports are %v with own instances %v, want 80 with %s", b.Ports, b.Own, has)
+		t.Errorf("BalanceOf returned the ports %v and the instances %v of this machine, want only port 80 with %s", b.Ports, b.Own, has)
 	}
 }

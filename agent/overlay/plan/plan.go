@@ -297,7 +297,7 @@ func (p *planner) entries() (forwards []Forward, neighbours []Neighbour, routes 
 	for _, n := range p.View.Networks {
 		gateway := Gateway(n.Slice)
 		if !slices.Contains(p.Seen.Addresses, gateway) {
-			gateway = netip.Addr{} // the engine has not made the bridge yet
+			gateway = netip.Addr{} // no source address, because the engine has not made the bridge yet
 		}
 		for _, s := range n.Peers {
 			peer, ok := address(s.Node)

@@ -24,7 +24,7 @@ func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }
 const alias = "persys c1 a"
 
 // view returns the schedulers' view for a node with two peers and two networks; the peers (other nodes) have
-// slices (parts of the addresses) only in network 7.
+// slices (parts of the network's addresses) only in network 7.
 func view() workload.NetworkView {
 	return workload.NetworkView{
 		Cluster: "c1", Index: 9, Port: 4790, VNI: 7001, Address: addr("10.99.0.11"),
@@ -73,10 +73,10 @@ func carryOut(t interface{ Fatalf(string, ...any) }, seen Observed, ops []Op) Ob
 			seen.Neighbours = slices.DeleteFunc(slices.Clone(seen.Neighbours), func(n Neighbour) bool { return n.Address == op.Address })
 		case PutRoute:
 			if op.Source.IsValid() && !slices.Contains(seen.Addresses, op.Source) {
-				t.Fatalf("%s: the kernel refuses a source address that no interface has", op)
+				t.Fatalf("%s: the operation sets a source address that no interface has, which the kernel would refuse", op)
 			}
 			if !seen.Device.Up {
-				t.Fatalf("%s: the kernel refuses a route over a device that is down", op)
+				t.Fatalf("%s: the operation adds a route over a device that is down, which the kernel would refuse", op)
 			}
 			seen.Routes = append(slices.DeleteFunc(slices.Clone(seen.Routes), func(r Route) bool { return r.Slice == op.Slice }), op.Route)
 		case DropRoute:
@@ -85,7 +85,7 @@ func carryOut(t interface{ Fatalf(string, ...any) }, seen Observed, ops []Op) Ob
 			needsDevice = false
 		}
 		if needsDevice {
-			t.Fatalf("%s: there is no device", op)
+			t.Fatalf("%s: the operation changes the VXLAN device, but there is no such device", op)
 		}
 		switch op := op.(type) {
 		case ReplaceTable:
@@ -98,7 +98,7 @@ func carryOut(t interface{ Fatalf(string, ...any) }, seen Observed, ops []Op) Ob
 			seen.UserChain = slices.DeleteFunc(slices.Clone(seen.UserChain), func(r UserRule) bool { return r == op.UserRule })
 		case CreateNetwork:
 			if slices.ContainsFunc(seen.Engine, func(n ObservedNetwork) bool { return n.ID == op.ID }) {
-				t.Fatalf("%s: the network exists already", op)
+				t.Fatalf("%s: the operation creates an engine network that exists already", op)
 			}
 			seen.Engine = append(slices.Clone(seen.Engine), ObservedNetwork{EngineNetwork: op.EngineNetwork, Link: true})
 			seen.Addresses = append(slices.Clone(seen.Addresses), Gateway(op.Slice))
@@ -107,7 +107,7 @@ func carryOut(t interface{ Fatalf(string, ...any) }, seen Observed, ops []Op) Ob
 			for i := range seen.Engine {
 				if n := &seen.Engine[i]; Bridge(n.ID) == op.Bridge {
 					if !n.Link {
-						t.Fatalf("%s: there is no bridge", op)
+						t.Fatalf("%s: the operation sets up a bridge that does not exist", op)
 					}
 					n.Set = true
 				}
@@ -115,7 +115,7 @@ func carryOut(t interface{ Fatalf(string, ...any) }, seen Observed, ops []Op) Ob
 		case RemoveNetwork:
 			seen.Engine = slices.DeleteFunc(slices.Clone(seen.Engine), func(n ObservedNetwork) bool {
 				if n.ID == op.ID && n.Used {
-					t.Fatalf("%s: a container uses the network", op)
+					t.Fatalf("%s: the operation removes a network that a container uses", op)
 				}
 				return n.ID == op.ID
 			})
@@ -313,28 +313,28 @@ func TestAnyDamageIsRepaired(t *testing.T) {
 		for _, n := range v.Networks {
 			for _, p := range n.Peers {
 				if !slices.ContainsFunc(seen.Routes, func(r Route) bool { return r.Slice == p.CIDR && r.MTU == n.MTU }) && !foreign(seen, n) {
-					t.Fatalf("the route to the slice %s of a peer is missing", p.CIDR)
+					t.Fatalf("after the operations of Plan the route to the slice %s of a peer is missing", p.CIDR)
 				}
 			}
 			if !slices.Contains(res.Ready, n.ID) && len(res.Problems) == 0 {
-				t.Fatalf("network %d is not ready, and there is no problem", n.ID)
+				t.Fatalf("after the operations of Plan network %d is not in Result.Ready, and no problem says why", n.ID)
 			}
 			if !slices.Contains(seen.UserChain, FromPeersTo(Bridge(n.ID))) && seen.HasUserChain && !foreign(seen, n) {
-				t.Fatalf("the engine drops packets to %s", Bridge(n.ID))
+				t.Fatalf("the rules in DOCKER-USER lack one that accepts packets to the bridge %s", Bridge(n.ID))
 			}
 		}
 		if len(v.Networks) == 0 && (seen.Device != nil || len(seen.UserChain) > 0) {
-			t.Fatalf("without networks, the device %v or the rules %v are left", seen.Device, seen.UserChain)
+			t.Fatalf("the view has no networks, but the VXLAN device %v or the rules %v in DOCKER-USER are left", seen.Device, seen.UserChain)
 		}
 		for _, n := range seen.Engine {
 			if used[n.ID] && !slices.Contains(seen.Table.Sets[0].Elements, Bridge(n.ID)) {
-				t.Fatalf("nothing isolates the containers on %s", Bridge(n.ID))
+				t.Fatalf("containers are on the bridge %s, but the nftables table does not contain the bridge", Bridge(n.ID))
 			}
 			delete(used, n.ID)
 		}
 		for id, was := range used {
 			if was {
-				t.Fatalf("network %d with a container was removed", id)
+				t.Fatalf("Plan removed the engine's network %d, which a container uses", id)
 			}
 		}
 	})
@@ -463,16 +463,16 @@ func TestEachDifferenceIsSeen(t *testing.T) {
 		{"a rule is added", func(t *Table) { t.Chains[1].Rules = append([]Rule{{}}, t.Chains[1].Rules...) }},
 		{"rules are exchanged", func(t *Table) { r := t.Chains[1].Rules; r[0], r[1] = r[1], r[0] }},
 		{"a peer is missing", func(t *Table) { t.Sets[2].Elements = t.Sets[2].Elements[1:] }},
-		{"a chain is missing", func(t *Table) { t.Chains = t.Chains[1:] }},
+		{"the kernel's table lacks a chain", func(t *Table) { t.Chains = t.Chains[1:] }},
 		{"another priority", func(t *Table) { t.Chains[0].Priority++ }},
-		{"another hook", func(t *Table) { t.Chains[0].Hook = "input" }},
-		{"another policy", func(t *Table) { t.Chains[0].Type += " policy drop" }},
+		{"a chain has another hook", func(t *Table) { t.Chains[0].Hook = "input" }},
+		{"a chain has another policy", func(t *Table) { t.Chains[0].Type += " policy drop" }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			seen := want.Stored()
 			seen.Sets = slices.Clone(seen.Sets)
 			if !want.same(seen) {
-				t.Fatal("a table differs from itself")
+				t.Fatal("same reports that a table differs from itself")
 			}
 			c.damage(seen)
 			if want.same(seen) {
@@ -509,13 +509,13 @@ func TestChoose(t *testing.T) {
 		want  string
 		err   string
 	}{
-		{"the first address of the slice", slice, nil, "a", "10.216.0.66", ""},
-		{"the next free address", slice, full[:1], "a", "10.216.0.67", ""},
-		{"the address that the workload has", slice, full, "w70", "10.216.0.70", ""},
-		{"the workload's own address, freed a moment ago", slice, young, "x", "10.216.0.69", ""},
-		{"the address that was freed first", slice, freed, "a", "10.216.0.73", ""},
-		{"none, because an address was freed too recently", slice, young, "a", "", "the slice 10.216.0.64/28 has no free address: 9 are in use, 1 were freed less than 5m0s ago"},
-		{"a slice that is too small to be divided", prefix("10.216.0.64/29"), nil, "a", "", "the slice 10.216.0.64/29 is too small: at least 16 addresses are needed"},
+		{"the first workload gets the first address after the bridge's", slice, nil, "a", "10.216.0.66", ""},
+		{"a new workload gets the next address that was never used", slice, full[:1], "a", "10.216.0.67", ""},
+		{"a workload keeps the address that it has", slice, full, "w70", "10.216.0.70", ""},
+		{"a workload gets back its own address, freed a moment ago", slice, young, "x", "10.216.0.69", ""},
+		{"if no address was never used, a workload gets the one that was freed first", slice, freed, "a", "10.216.0.73", ""},
+		{"no other workload gets an address that was freed a moment ago", slice, young, "a", "", "the slice 10.216.0.64/28 has no free address: 9 are in use, 1 were freed less than 5m0s ago"},
+		{"a slice that is too small for the engine's part gives no address", prefix("10.216.0.64/29"), nil, "a", "", "the slice 10.216.0.64/29 is too small: at least 16 addresses are needed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := Choose(c.slice, c.have, c.id, now)
@@ -526,11 +526,11 @@ func TestChoose(t *testing.T) {
 				return
 			}
 			if err != nil || got != addr(c.want) {
-				t.Errorf("the address is %s (error %v), want %s", got, err, c.want)
+				t.Errorf("Choose returned the address %s (error %v), want %s", got, err, c.want)
 			}
 		})
 	}
 	if part, ok := EnginePart(slice); !ok || part != prefix("10.216.0.76/30") {
-		t.Errorf("the engine chooses addresses from %s, want 10.216.0.76/30", part)
+		t.Errorf("EnginePart returned %s, want 10.216.0.76/30, the last quarter of the slice", part)
 	}
 }

@@ -98,7 +98,7 @@ type VXLAN struct {
 type Route struct {
 	Slice  netip.Prefix
 	Via    netip.Addr
-	Source netip.Addr // source of packets that the host itself sends; invalid if not set
+	Source netip.Addr // source address of packets that the machine itself sends; the invalid address if not set
 	MTU    int
 }
 
