@@ -16,10 +16,10 @@ func TestVolumesOfUsersStay(t *testing.T) {
 	b.restart()
 	b.attach("db", driver.Container, folder("made"))
 	if err := b.m.Release(t.Context(), "db", Retention{}); err != nil || !holds(at.Path, "f", "three") {
-		t.Fatalf("releasing the volume returned %v, or removed its data; want success and the data kept", err)
+		t.Fatalf("Release of the workload returned %v, or removed the data of the user's volume; want no error and the data kept", err)
 	}
 	b.phase("local:made", Retained)
 	if err := b.m.Delete(t.Context(), "local:made"); err != nil || !gone(at.Path) {
-		t.Errorf("deleting the volume returned %v, or left its data", err)
+		t.Errorf("Delete of the user's volume returned %v, or left the volume's data", err)
 	}
 }

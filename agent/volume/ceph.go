@@ -165,7 +165,7 @@ func (c *ceph) attach(ctx context.Context, v *Volume, _ string) (string, string,
 		err = c.format(ctx, v)
 	}
 	if err == nil && v.Formatting {
-		v.Formatting = false // stored before the volume is mounted, because a volume that was mounted may hold data
+		v.Formatting = false // clear the flag before the mount, because a volume that was mounted may hold data
 		err = c.m.put(v)
 	}
 	if err != nil {
@@ -219,7 +219,7 @@ func (c *ceph) release(ctx context.Context, v *Volume, _ string, last bool) erro
 	if err != nil {
 		return err
 	}
-	v.Formatting = false // from here on another node may use the image and write data
+	v.Formatting = false // after the unmap another node may use the image and write data to it
 	if device == "" {
 		return nil
 	}

@@ -59,10 +59,10 @@ func TestCephVolumesAreMadeGrownAndRemoved(t *testing.T) {
 			t.Errorf("rbd create was called as %q", got)
 		}
 		if len(sys.calls("mkfs.ext4")) != 1 || len(sys.calls("rbd device map --exclusive persys/db")) != 1 || len(sys.mounts) != 1 || filepath.Base(at.Path) != inside {
-			t.Errorf("Attach returned %+v and ran the programs %q; want the image created, formatted, mapped and mounted once", at, sys.ran)
+			t.Errorf("Attach returned %+v and ran the programs %q; want the RBD image created, mapped, formatted and mounted once each", at, sys.ran)
 		}
 		if err := b.m.Release(t.Context(), "w", Retention{}); err != nil || made || mapped || len(sys.mounts) != 0 {
-			t.Errorf("after Release (error %v) the images are %v, the mapped devices %v and the mounts %v; want none", err, made, mapped, sys.mounts)
+			t.Errorf("after Release (error %v) the images are %v, the mapped devices %v and the mounts %v; want no image, no device and no mount", err, made, mapped, sys.mounts)
 		}
 		if disk := b.attach("vm", driver.VM, folder("vmdisk", by("ceph-rbd"), sized(2)))[0].Disk; disk != "rbd:persys/vmdisk" {
 			t.Errorf("disk %q", disk)
@@ -77,9 +77,9 @@ func TestOnlyAnEmptyImageIsFormatted(t *testing.T) {
 		holds string // content of the block device of the image
 		want  string
 	}{
-		"the device cannot be read to the end":           {strings.Repeat("\x00", 4096), "cannot be read"},
-		"the device holds data that blkid does not know": {strings.Repeat("\x00", 65536) + "x" + strings.Repeat("\x00", 1<<20), "is not empty"},
-		"the device does not exist":                      {"", "no such file"},
+		"a device that cannot be read to the end is not formatted":          {strings.Repeat("\x00", 4096), "cannot be read"},
+		"a device with data that blkid does not recognise is not formatted": {strings.Repeat("\x00", 65536) + "x" + strings.Repeat("\x00", 1<<20), "is not empty"},
+		"a device that does not exist is not formatted":                     {"", "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -132,6 +132,6 @@ func TestAnInterruptedFormatIsRepeated(t *testing.T) {
 	}
 	b.attach("w", driver.Container, folder("db", by(Ceph), sized(5)))
 	if v := b.store.vols["ceph-rbd:db"]; attempts != 3 || v.Formatting || len(sys.mounts) != 1 {
-		t.Errorf("the image was formatted in %d attempts, want 3; the mounts are %v, the record is %+v", attempts, sys.mounts, v)
+		t.Errorf("the image was formatted in %d attempts, want 3; the mounts are %v, the record of the volume is %+v", attempts, sys.mounts, v)
 	}
 }

@@ -55,14 +55,14 @@ func TestVolumeSizeIsEnforced(t *testing.T) {
 	b.restart()
 	b.m.Mount(t.Context())
 	if n := mounts(t, filepath.Dir(at)); n != 1 {
-		t.Fatalf("after a restart of the agent the volume is mounted %d times, want once", n)
+		t.Fatalf("after a restart of the agent the volume has %d mounts, want one", n)
 	}
 	// Unmount the volume, as a reboot does. The folder that workloads see is then missing.
 	if err := syscall.Unmount(filepath.Dir(at), 0); err != nil {
 		t.Fatal(err)
 	}
 	if !gone(at) {
-		t.Error("after the volume was unmounted, the folder that workloads see still exists and is empty")
+		t.Error("the volume was unmounted, but the folder that workloads see still exists, so that the volume looks empty")
 	}
 	b.restart()
 	b.m.Mount(t.Context())
@@ -74,7 +74,7 @@ func TestVolumeSizeIsEnforced(t *testing.T) {
 	}
 	left, err := os.ReadDir(b.cfg.Pools[0].Path)
 	if err != nil || len(left) != 0 || mounts(t, filepath.Dir(at)) != 0 {
-		t.Errorf("the delete of the volume left files or mounts: %v %v", left, err)
+		t.Errorf("the delete of the volume left the files %v (error %v), or mounts; want none", left, err)
 	}
 }
 
@@ -114,7 +114,7 @@ func TestNFSOnThisMachine(t *testing.T) {
 	b := newBench(t, Machine{}, func(c *Config) { c.NFS.Server, c.NFS.Export = "127.0.0.1", "/nowhere" })
 	_, err := b.m.Attach(t.Context(), "w", "", driver.Container, []*agentv1.ManagedVolumeSpec{folder("a", by("nfs"))})
 	if err == nil || !strings.Contains(err.Error(), "nfs") && !strings.Contains(err.Error(), "cannot be mounted") {
-		t.Fatalf("attaching an nfs volume without a server returned %v", err)
+		t.Fatalf("Attach of an nfs volume without a server returned %v, want an error about the kernel's NFS client or the mount", err)
 	}
 	t.Log(err)
 	if !gone(filepath.Join(b.cfg.NFS.Root, "export", "a")) {

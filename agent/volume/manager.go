@@ -27,8 +27,8 @@ type Config struct {
 	Pools []PoolConfig
 	NFS   NFSConfig
 	Ceph  CephConfig
-	// Node is the id of this node. On storage that several nodes share, the manager writes it into the mark
-	// files that say who uses a volume.
+	// Node is the id of this node. On storage that several nodes share, the manager writes this id into mark
+	// files. A mark file says which node and which workload use a volume.
 	Node string
 	// Timeout is the time limit of one program such as mount; default 2 min.
 	Timeout time.Duration
@@ -51,7 +51,7 @@ type Manager struct {
 	mu          sync.Mutex
 	volumes     map[string]Volume
 	attachments map[string]Attachment
-	locks       map[string]*sync.Mutex // locks by volume id: changes of one volume are made one after another
+	locks       map[string]*sync.Mutex // locks by volume id: a lock serializes the changes of one volume
 	figures     map[string]Space       // space of each pool as last measured
 	lacks       map[string]string      // volume drivers that the node does not offer, each with the reason
 	measuring   map[string]bool        // volume drivers of which a measurement is in progress
@@ -98,7 +98,7 @@ func New(cfg Config, store Store, have Records) (*Manager, error) {
 		// The volume records of legacy v1 agents do not name the volume's owner, so use the workload that
 		// uses the volume.
 		if v, ok := m.volumes[a.VolumeID]; ok && v.Owner == "" {
-			v.Owner, v.Phase, v.Retain = a.WorkloadID, Attached, true // the volume is retained until a specification says what its policy is
+			v.Owner, v.Phase, v.Retain = a.WorkloadID, Attached, true // the record has no policy, so retain the volume until a specification names its policy
 			m.volumes[v.ID] = v
 		}
 	}
@@ -492,7 +492,8 @@ type Retention struct {
 	KeepShared bool
 	// Purge: volumes with the policy retain are deleted too.
 	Purge bool
-	// Retain: a person deleted the workload without its volumes. They are kept until a person deletes them.
+	// Retain: a person deleted the workload but not its volumes. So the volumes are kept until a person
+	// deletes them.
 	Retain bool
 }
 
@@ -563,7 +564,7 @@ func (m *Manager) release(ctx context.Context, id, workload string, retention Re
 	}
 	if len(others) > 0 {
 		if v.Owner == workload {
-			v.Owner = others[0].WorkloadID // when the next user of the volume is deleted, its policy decides whether the volume is kept
+			v.Owner = others[0].WorkloadID // when the new owner is deleted, the retain policy in its specification decides whether the volume is kept
 			return m.put(&v)
 		}
 		return nil

@@ -24,14 +24,14 @@ func (b *bench) as(workload, namespace string, s *agentv1.ManagedVolumeSpec) (st
 func TestVolumesOfNamespacesAreApart(t *testing.T) {
 	b := newBench(t, Machine{})
 	for _, c := range []struct{ name, workload, namespace, volume, want string }{
-		{"a workload without namespace gets the volume name of legacy v1 agents", "web", "", "data", "data"},
-		{"a workload of the default namespace shares the volume", "api", "default", "data", "data"},
-		{"a workload of a namespace", "shop-web", "shop", "data", "shop~data"},
-		{"a second workload of the namespace shares the volume", "shop-api", "shop", "data", "shop~data"},
-		{"a workload of another namespace", "bank-web", "bank", "data", "bank~data"},
-		{"a namespace and a volume name that give the same text when joined", "x", "shop-web", "data", "shop-web~data"},
-		{"the volume name contains the namespace", "y", "", "shop-web-data", "shop-web-data"},
-		{"two namespaces whose names differ only in case", "z", "Shop", "data", "shop~d00aae6b7fbf~data"},
+		{"a workload without namespace gets the folder name that legacy v1 agents use", "web", "", "data", "data"},
+		{"a workload of the default namespace shares the volume of a workload without namespace", "api", "default", "data", "data"},
+		{"a workload of namespace shop gets a volume of that namespace", "shop-web", "shop", "data", "shop~data"},
+		{"a second workload of namespace shop shares the volume", "shop-api", "shop", "data", "shop~data"},
+		{"a workload of namespace bank gets another volume of the same name", "bank-web", "bank", "data", "bank~data"},
+		{"namespace shop-web with volume data gets a folder of its own", "x", "shop-web", "data", "shop-web~data"},
+		{"the default namespace with volume shop-web-data gets a folder of its own", "y", "", "shop-web-data", "shop-web-data"},
+		{"namespace Shop does not share the volume of namespace shop", "z", "Shop", "data", "shop~d00aae6b7fbf~data"},
 	} {
 		got, err := b.as(c.workload, c.namespace, folder(c.volume))
 		if err != nil || got != c.want {
@@ -61,11 +61,11 @@ func TestOldVolumesStayWithTheirUsers(t *testing.T) {
 		users   []string
 		attempt []try
 	}{
-		{"its workload and the workload's namespace keep the volume", "w", []string{"w"}, []try{{"w", "shop", "old"}, {"x", "shop", "old"}, {"y", "bank", "bank~old"}, {"z", "", ""}}},
-		{"the volume was released, and its workload returns to the node", "w", nil, []try{{"w", "shop", "old"}, {"z", "", ""}}},
-		{"two users in two namespaces keep the volume", "w", []string{"w", "v"}, []try{{"w", "shop", "old"}, {"v", "bank", "old"}, {"u", "bank", "bank~old"}}},
-		{"no workload uses the volume, so it belongs to the default namespace", "", nil, []try{{"w", "shop", "shop~old"}, {"z", "", "old"}, {"y", "default", "old"}}},
-		{"a workload of the default namespace uses the volume", "w", []string{"w"}, []try{{"z", "", "old"}, {"x", "shop", "shop~old"}, {"w", "", "old"}}},
+		{"the workload that uses an old volume, and others of its namespace, get that volume", "w", []string{"w"}, []try{{"w", "shop", "old"}, {"x", "shop", "old"}, {"y", "bank", "bank~old"}, {"z", "", ""}}},
+		{"the owner of a released old volume gets that volume again", "w", nil, []try{{"w", "shop", "old"}, {"z", "", ""}}},
+		{"two workloads of two namespaces that use the same old volume keep it", "w", []string{"w", "v"}, []try{{"w", "shop", "old"}, {"v", "bank", "old"}, {"u", "bank", "bank~old"}}},
+		{"an old volume without users belongs to the default namespace", "", nil, []try{{"w", "shop", "shop~old"}, {"z", "", "old"}, {"y", "default", "old"}}},
+		{"an old volume whose user is in the default namespace belongs to that namespace", "w", []string{"w"}, []try{{"z", "", "old"}, {"x", "shop", "shop~old"}, {"w", "", "old"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, Machine{})
@@ -82,7 +82,7 @@ func TestOldVolumesStayWithTheirUsers(t *testing.T) {
 			for _, a := range c.attempt {
 				got, err := b.as(a.workload, a.namespace, folder("old"))
 				if (err != nil) != (a.want == "") || got != a.want {
-					t.Errorf("workload %s of namespace %q got volume %q (%v), want %q", a.workload, a.namespace, got, err, a.want)
+					t.Errorf("workload %q of namespace %q got the volume %q (error %v), want %q", a.workload, a.namespace, got, err, a.want)
 				}
 			}
 		})

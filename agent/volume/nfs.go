@@ -40,14 +40,14 @@ const usersDir = ".persys-users"
 // callers share one attempt: mounting from a server that does not answer takes minutes to fail, and must
 // not block the agent's other work.
 type attempt struct {
-	begun, again time.Time     // start of the attempt; time before which callers get its error, without a new attempt
+	begun, again time.Time     // begun: start of the attempt; again: until this time, callers get the attempt's error and no new attempt is made
 	done         chan struct{} // closed at the end of the attempt
 	err          error
 }
 
 const (
 	mountPatience = 5 * time.Second  // how long a caller waits for an attempt
-	mountPause    = 30 * time.Second // how long callers get the failure without a new attempt, if the failed attempt took at least that long
+	mountPause    = 30 * time.Second // after an attempt that took at least this long and failed, callers get its error for this long, without a new attempt
 )
 
 // able returns an error that names what the machine lacks for nfs; nil if it lacks nothing.
@@ -128,7 +128,7 @@ func (n *nfs) connect(ctx context.Context) error {
 	case <-a.done:
 	case <-patience.Done():
 	}
-	if a.ended() && (ctx.Err() != nil || !errors.Is(a.err, context.Canceled)) { // Canceled means that the caller gave up, not that the server failed
+	if a.ended() && (ctx.Err() != nil || !errors.Is(a.err, context.Canceled)) { // Canceled means that the caller that made the attempt gave up, not that the server failed
 		return a.err
 	}
 	return driver.Errorf(driver.RuntimeUnhealthy, "volume", "%s is being mounted and has not answered yet", n.source())
@@ -309,7 +309,7 @@ func (n *nfs) remove(_ context.Context, v *Volume) error {
 // shows.
 type inUse struct {
 	volume, by string
-	itself     bool // the mark is that of the removed workload itself, from a node where the workload ran before
+	itself     bool // the mark is of the workload that is being removed, from another node where it ran before
 }
 
 func (e *inUse) Error() string { return "volume " + e.volume + " is used by " + e.by }

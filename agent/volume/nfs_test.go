@@ -64,9 +64,9 @@ func TestOnlyOneCallerWaitsForAFileServer(t *testing.T) {
 		}
 		unanswered := func() {
 			t.Helper()
-			for _, shared := range []string{"b", "a"} { // the delete that waits for the server is a delete of volume a
+			for _, shared := range []string{"b", "a"} { // a delete of volume a is waiting for the server
 				if l := b.m.locks["nfs:"+shared]; l != nil && !l.TryLock() {
-					t.Fatalf("a call for volume %s was blocked by the delete that waits for the server", shared)
+					t.Fatalf("a call for volume %q was blocked by the delete of volume \"a\" that waits for the server", shared)
 				} else if l != nil {
 					l.Unlock()
 				}
@@ -82,7 +82,7 @@ func TestOnlyOneCallerWaitsForAFileServer(t *testing.T) {
 		giveUp()
 		<-first
 
-		first = begin(t.Context()) // the first attempt was cancelled and has not failed, so the mount is tried at once
+		first = begin(t.Context()) // the caller cancelled the previous attempt, so the mount is tried again at once, without the pause after a failure
 		took(mountPatience, unanswered)
 		<-first
 		took(0, func() {
@@ -137,7 +137,7 @@ func TestWaitingForAFileServerHoldsNoLock(t *testing.T) {
 			}
 			if l := b.m.locks[id]; l != nil {
 				if !l.TryLock() {
-					t.Error("the volume is locked while a caller waits for the server")
+					t.Error("while a caller waits for the NFS server, the volume is locked, want it unlocked")
 				} else {
 					l.Unlock()
 				}
@@ -157,7 +157,7 @@ func TestExportIsOfferedWhileItIsMounted(t *testing.T) {
 		offers := func(when string, want bool, pools int) {
 			t.Helper()
 			if got := len(b.m.Drivers()) == 1; got != want || (b.m.Lacks()[NFS] == "") != want || len(b.m.Pools()) != pools {
-				t.Errorf("%s: the node offers drivers %q and pools %v, and lacks %q", when, b.m.Drivers(), b.m.Pools(), b.m.Lacks()[NFS])
+				t.Errorf("%s: the node registers the volume drivers %q and the pools %v; the reason against nfs is %q", when, b.m.Drivers(), b.m.Pools(), b.m.Lacks()[NFS])
 			}
 		}
 		measure := func(atMost time.Duration) bool {
@@ -188,16 +188,16 @@ func TestExportIsOfferedWhileItIsMounted(t *testing.T) {
 		}
 		begin()
 		if !measure(measurePatience) {
-			t.Error("the first Measure does not report a changed offer")
+			t.Error("the first Measure must report that the volume drivers of the node changed")
 		}
 		offers("while the first attempt to mount is in progress", true, 2)
 		if <-time.After(mountPatience); measure(measurePatience) {
-			t.Error("Measure reports a changed offer while an attempt to mount is in progress, although nothing has changed")
+			t.Error("while an attempt to mount is in progress, Measure reports that the node's volume drivers changed, want no change")
 		}
 		offers("when the attempt takes longer than mountPatience", true, 2)
 		<-time.After(measureTimeout)
 		if measure(measurePatience) {
-			t.Error("Measure reports a changed offer while an attempt to mount is in progress, although nothing has changed")
+			t.Error("while an attempt to mount is in progress, Measure reports that the node's volume drivers changed, want no change")
 		}
 		offers("after measureTimeout", true, 2)
 		giveUp()
@@ -210,13 +210,13 @@ func TestExportIsOfferedWhileItIsMounted(t *testing.T) {
 		mounted = make(chan struct{})
 		begin()
 		if measure(measurePatience) {
-			t.Error("Measure reports a changed offer while another attempt to mount is in progress")
+			t.Error("while the second attempt to mount is in progress, Measure reports that the node's volume drivers changed, want no change")
 		}
 		<-mounted
 		synctest.Wait()
 		offers("after the second attempt failed", false, 2)
 		if !measure(measurePatience) || measure(measurePatience) {
-			t.Error("Measure must report the failure exactly once")
+			t.Error("after the failed mount, exactly one Measure must report that the node's volume drivers changed")
 		}
 
 		<-time.After(mountPause)
@@ -225,7 +225,7 @@ func TestExportIsOfferedWhileItIsMounted(t *testing.T) {
 		mounted = make(chan struct{})
 		begin()
 		if measure(measurePatience) {
-			t.Error("Measure reports a changed offer while another attempt to mount is in progress")
+			t.Error("while the third attempt to mount is in progress, Measure reports that the node's volume drivers changed, want no change")
 		}
 		offers("while the third attempt is in progress", false, 2)
 		sys.on.Store(false)
@@ -233,7 +233,7 @@ func TestExportIsOfferedWhileItIsMounted(t *testing.T) {
 		<-mounted
 		synctest.Wait()
 		if !measure(0) || measure(0) {
-			t.Error("Measure must report the mount exactly once")
+			t.Error("after the successful mount, exactly one Measure must report that the node's volume drivers changed")
 		}
 		offers("after the third attempt succeeded", true, 3)
 	})
@@ -255,10 +255,10 @@ func TestSlowServerIsOffered(t *testing.T) {
 						c.NFS.Server, c.Ceph.Pool = "", "persys"
 					}
 				})
-				for range 12 { // measure more often than the slow mount takes
+				for range 12 { // call Measure every 5 s for a minute, which is longer than one run of the slow program
 					b.m.Measure(t.Context())
 					if got := b.m.Drivers(); len(got) != 1 || got[0] != kind {
-						t.Fatalf("while the server is slow the node offers drivers %q and lacks %q", got, b.m.Lacks()[kind])
+						t.Fatalf("while the server is slow the node registers the volume drivers %q, and the reason against the slow driver is %q", got, b.m.Lacks()[kind])
 					}
 					<-time.After(measurePatience)
 				}

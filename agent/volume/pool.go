@@ -159,8 +159,8 @@ func existing(path string) string {
 	return path
 }
 
-// offer returns the facts about storage (drivers and pools) that the node registers with the schedulers. If
-// they change, the node registers again. mu must be held.
+// offer returns the volume drivers and pools that the node registers with the schedulers. If they change, the
+// node registers again. mu must be held.
 func (m *Manager) offer() []string {
 	out := m.offered()
 	for _, p := range m.pools {

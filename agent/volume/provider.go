@@ -120,8 +120,8 @@ func own(v *Volume, path string, folder bool) error {
 	return nil
 }
 
-// room returns an error if the disk of the pool is too small to hold v and all other volumes of the pool when
-// each is filled up to its size. The error names the sizes.
+// room returns an error if the pool's disk is smaller than the sum of the sizes of v and of all other volumes
+// of the pool, or has too little free space for v. The error names the sizes.
 func (l *local) room(v *Volume) error {
 	missing := v.SizeGB * gib
 	if info, err := os.Stat(v.Device); err == nil {

@@ -184,14 +184,14 @@ func (b *bench) refused(want string, class driver.Class, workload string, kind d
 	b.Helper()
 	_, err := b.m.Attach(b.Context(), workload, "", kind, specs)
 	if err == nil || !strings.Contains(err.Error(), want) || driver.ClassOf(err) != class {
-		b.Errorf("Attach returned %v (class %s), want an error with %q (class %s)", err, driver.ClassOf(err), want, class)
+		b.Errorf("Attach returned the error %v of class %s, want an error that contains %q, of class %s", err, driver.ClassOf(err), want, class)
 	}
 }
 
 func (b *bench) phase(id string, want Phase) {
 	b.Helper()
 	if v := b.store.vols[id]; v.Phase != want {
-		b.Errorf("volume %s is %q, want %q (%s)", id, v.Phase, want, v.Error)
+		b.Errorf("volume %q has the phase %q, want %q; the error in its record is %q", id, v.Phase, want, v.Error)
 	}
 }
 
@@ -238,7 +238,7 @@ func TestFolderVolumesAreKeptAndDeleted(t *testing.T) {
 
 	t.Run("an update keeps the volume", func(t *testing.T) {
 		if again := b.attach("web", driver.Container, folder("Data"))[0]; again != at || !holds(at.Path, "f", "one") {
-			t.Errorf("Attach after an update returned %+v, want the same volume with its data", again)
+			t.Errorf("Attach after an update returned %+v, want the same path, and the volume with its data", again)
 		}
 	})
 	t.Run("a volume in use is not deleted", func(t *testing.T) {
@@ -247,12 +247,12 @@ func TestFolderVolumesAreKeptAndDeleted(t *testing.T) {
 		}
 		b.attach("other", driver.Container, folder("Data"))
 		if err := b.m.Release(t.Context(), "web", Retention{}); err != nil || !holds(at.Path, "f", "one") {
-			t.Errorf("the volume was deleted with the first of its two users: %v", err)
+			t.Errorf("two workloads use the volume; Release of one of them returned %v, or deleted the volume's data", err)
 		}
 	})
 	t.Run("a move keeps the volume", func(t *testing.T) {
 		if err := b.m.Release(t.Context(), "other", Retention{Keep: true}); err != nil || !holds(at.Path, "f", "one") {
-			t.Errorf("releasing a moved workload returned %v, or removed its data; want success and the data kept", err)
+			t.Errorf("Release of a workload that moves (Keep) returned %v, or removed the volume's data; want no error and the data kept", err)
 		}
 		b.phase("local:Data", Released)
 	})
@@ -260,18 +260,18 @@ func TestFolderVolumesAreKeptAndDeleted(t *testing.T) {
 		b.restart()
 		b.attach("other", driver.Container, folder("Data"))
 		if err := b.m.Release(t.Context(), "other", Retention{}); err != nil || !gone(at.Path) || len(b.store.vols)+len(b.store.atts) != 0 {
-			t.Errorf("the last user's release returned %v and left the records %v %v, want none", err, b.store.vols, b.store.atts)
+			t.Errorf("Release of the last workload that uses the volume returned %v and left the records %v and %v, or data; want none", err, b.store.vols, b.store.atts)
 		}
 	})
 	t.Run("a retained volume stays until a person deletes it", func(t *testing.T) {
 		at := b.attach("db", driver.Container, folder("keep", retain))[0]
 		write(t, at.Path, "f", "two")
 		if err := b.m.Release(t.Context(), "db", Retention{}); err != nil || !holds(at.Path, "f", "two") {
-			t.Fatalf("releasing a retained volume returned %v, or removed its data; want success and the data kept", err)
+			t.Fatalf("Release of the workload of a retained volume returned %v, or removed the volume's data; want no error and the data kept", err)
 		}
 		b.phase("local:keep", Retained)
 		if err := b.m.Delete(t.Context(), "local:keep"); err != nil || !gone(at.Path) {
-			t.Errorf("deleting the retained volume returned %v, or left its data", err)
+			t.Errorf("Delete of the retained volume returned %v, or left the volume's data", err)
 		}
 		if err := b.m.Delete(t.Context(), "local:keep"); !errors.Is(err, ErrNoVolume) {
 			t.Errorf("deleting an absent volume returned %v, want ErrNoVolume", err)
@@ -284,7 +284,7 @@ func TestFolderVolumesAreKeptAndDeleted(t *testing.T) {
 		}
 		b.phase("local:b", Released)
 		if err := b.m.Release(t.Context(), "w", Retention{}); err != nil || !gone(old[0].Path) || !gone(old[1].Path) {
-			t.Errorf("releasing the last user returned %v, or left data", err)
+			t.Errorf("Release of the workload returned %v, or left the data of a volume that its last revision did not name", err)
 		}
 	})
 }
@@ -297,7 +297,7 @@ func TestMountedVolumesHaveNoDevicesAndNoSetuid(t *testing.T) {
 	b.attach("w", driver.Container, folder("local", sized(1)), folder("far", by(NFS), func(s *agentv1.ManagedVolumeSpec) { s.MountPath = "/far" }))
 	for _, want := range []string{"-o loop,nodev,nosuid ", "-t nfs -o nodev,nosuid,vers=4 "} {
 		if !strings.Contains(strings.Join(sys.calls("mount"), "\n"), want) {
-			t.Errorf("no mount with %q in %q", want, sys.calls("mount"))
+			t.Errorf("no call of mount has the options %q; the calls are %q", want, sys.calls("mount"))
 		}
 	}
 }
@@ -335,7 +335,7 @@ func TestDiskVolumesGrow(t *testing.T) {
 	b.refused("67 GB are wanted, 60 GB are free", driver.StorageFull, "vm", driver.VM, folder("d", sized(70)))
 	b.attach("vm", driver.VM, folder("d", sized(63))) // the volume would grow by 60 GB
 	if info, err := os.Stat(at.Disk); err != nil || info.Size() != 63*gib {
-		t.Errorf("the disk did not grow: %v", err)
+		t.Errorf("Attach with a larger size did not enlarge the disk file: %v", err)
 	}
 	if err := b.m.Release(t.Context(), "vm", Retention{}); err != nil || !gone(at.Disk) {
 		t.Errorf("Release of the virtual machine returned %v, or left its disk", err)
@@ -363,12 +363,12 @@ func TestGrownDiskIsNotShrunk(t *testing.T) {
 // A workload moves to another node, and its volume is found there. The volume grows to the size that the
 // order for that node names.
 func TestVolumeFoundAgainGrows(t *testing.T) {
-	t.Run("a disk file on an NFS export", func(t *testing.T) {
+	t.Run("a disk file on an NFS export grows to the size of the new order", func(t *testing.T) {
 		a, b := nodes(t)
 		a.attach("vm", driver.VM, folder("d", by(NFS), sized(2)))
 		at := b.attach("vm", driver.VM, folder("d", by(NFS), sized(4)))[0].Disk
 		if info, err := os.Stat(at); err != nil || info.Size() != 4*gib || b.store.vols["nfs:d"].SizeGB != 4 {
-			t.Errorf("attaching the moved volume returned %v, the record is %+v; want the size of the new order", err, b.store.vols["nfs:d"])
+			t.Errorf("Attach of the moved volume returned %v; the record of the volume is %+v, want it with the size of the new order", err, b.store.vols["nfs:d"])
 		}
 	})
 	for asked, want := range map[int64]string{4: "", 5: "", 7: "rbd resize --size 7G persys/d"} { // the existing image has 5 GB
@@ -377,7 +377,7 @@ func TestVolumeFoundAgainGrows(t *testing.T) {
 			b := newBench(t, sys, func(c *Config) { c.Ceph.Pool = "persys" })
 			b.attach("vm", driver.VM, folder("d", by(Ceph), sized(asked)))
 			if got := strings.Join(sys.calls("rbd resize"), "; "); got != want || b.store.vols["ceph-rbd:d"].SizeGB != asked {
-				t.Errorf("Attach ran %q, want %q; the record is %+v", got, want, b.store.vols["ceph-rbd:d"])
+				t.Errorf("Attach ran the resize commands %q, want %q; the record of the volume is %+v", got, want, b.store.vols["ceph-rbd:d"])
 			}
 		})
 	}
@@ -415,13 +415,13 @@ func TestConcurrentlyMadeFileStays(t *testing.T) {
 	defer f.Close()
 	start := make([]byte, len("another's"))
 	if _, err := f.Read(start); err != nil || string(start) != "another's" {
-		t.Errorf("the file that another node made now begins with %q (error %v), so it was replaced", start, err)
+		t.Errorf("the volume's file begins with %q (error %v), want the file that another node completed first", start, err)
 	}
 	if info, err := f.Stat(); err != nil || info.Size() != 1<<30 {
-		t.Errorf("the adopted file does not have the size of the volume: %v", err)
+		t.Errorf("the file of the volume must have the volume's size of 1 GiB (error %v)", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(b.cfg.Pools[0].Path, "*.part")); len(left) > 0 {
-		t.Errorf("the folder holds %q, want only the volume's file", left)
+		t.Errorf("the folder of the pool still has the incomplete files %q, want only the volume's file", left)
 	}
 }
 
@@ -442,8 +442,8 @@ func TestRefusedOrderOwnsNothing(t *testing.T) {
 	}
 }
 
-// If the disk of a pool or an export is not mounted, as after a reboot, using its volumes is an error. They
-// must not look empty.
+// If a pool's disk or the NFS export is not mounted, as after a reboot, Attach of a volume on it returns an
+// error. The volume must not look empty.
 func TestMissingStorageIsNotMadeAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		kind driver.Kind
@@ -463,14 +463,14 @@ func TestMissingStorageIsNotMadeAgain(t *testing.T) {
 			if err := os.Rename(disk, disk+".disk"); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.Mkdir(disk, 0o755); err != nil { // the disk's mount point
+			if err := os.Mkdir(disk, 0o755); err != nil { // an empty folder, as the mount point of a disk that is not mounted
 				t.Fatal(err)
 			}
 			b.restart()
 			b.m.Mount(t.Context())
 			b.refused("is missing", driver.StorageAttachFailed, "db", c.kind, c.spec)
 			if !gone(at.Path + at.Disk) {
-				t.Error("a volume whose storage is missing was created again, and is empty")
+				t.Error("Attach made new, empty storage for a volume whose disk is not mounted")
 			}
 			b.phase(v.ID, Broken)
 			if err := os.Remove(disk); err != nil {
@@ -480,7 +480,7 @@ func TestMissingStorageIsNotMadeAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 			if again := b.attach("db", c.kind, c.spec)[0]; again != at {
-				t.Errorf("after the disk is back, the attachment is %+v, want %+v", again, at)
+				t.Errorf("after the disk was mounted again, Attach returned %+v, want %+v as before", again, at)
 			}
 		})
 	}
@@ -492,7 +492,7 @@ func TestMissingStorageIsNotMadeAgain(t *testing.T) {
 		}
 		b.attach("web", driver.Container, folder("data", by(NFS)))
 		if err := b.m.Release(t.Context(), "web", Retention{}); err != nil || !gone(at.Path) {
-			t.Fatalf("the volume was not deleted: %v", err)
+			t.Fatalf("Release on the other node returned %v, or left the volume's data", err)
 		}
 		a.attach("web", driver.Container, folder("data", by(NFS)))
 	})
@@ -526,13 +526,13 @@ func TestAVolumeMayNotTakeThePathOfAnother(t *testing.T) {
 				b.refused("belongs to another volume", driver.InvalidSpecification, "web", driver.Container, folder("data.img", sized(1)))
 			}
 			if err := b.m.Release(t.Context(), "web", Retention{Purge: true}); err != nil || gone(at) {
-				t.Fatalf("Release of the refused workload returned %v; the disk of the other volume is gone: %v", err, gone(at))
+				t.Fatalf("Release of the refused workload returned %v; it deleted the disk of the other volume: %t", err, gone(at))
 			}
 			// This record is from an earlier version: it lacks the path of the volume.
 			b.store.vols[d+":data.img"] = Volume{ID: d + ":data.img", Name: "data.img", Driver: d, Form: Folder, StagePath: at, Phase: Provisioning, Owner: "web"}
 			b.restart()
 			if err := b.m.Release(t.Context(), "web", Retention{}); err != nil || gone(at) {
-				t.Fatalf("Release of the refused workload returned %v; the disk of the other volume is gone: %v", err, gone(at))
+				t.Fatalf("Release of the refused workload, with a volume record of an earlier version, returned %v; it deleted the disk of the other volume: %t", err, gone(at))
 			}
 			if err := a.m.Release(t.Context(), "vm", Retention{Purge: true}); err != nil || !gone(at) {
 				t.Fatalf("Release of the virtual machine did not delete its disk: %v", err)
@@ -540,7 +540,7 @@ func TestAVolumeMayNotTakeThePathOfAnother(t *testing.T) {
 			at = b.attach("web", driver.Container, plain)[0].Path
 			a.refused("belongs to another volume", driver.InvalidSpecification, "vm", driver.VM, disk)
 			if err := a.m.Release(t.Context(), "vm", Retention{Purge: true}); err != nil || gone(at) {
-				t.Errorf("Release of the virtual machine returned %v; the folder of the other volume is gone: %v", err, gone(at))
+				t.Errorf("Release of the refused virtual machine returned %v; it deleted the folder of the other volume: %t", err, gone(at))
 			}
 		})
 	}
@@ -554,13 +554,13 @@ func TestAVolumeLeftByAFailoverIsListed(t *testing.T) {
 	a.attach("the--other", driver.Container, v)
 	b.attach("other", driver.Container, v)
 	if err := b.m.Release(t.Context(), "other", Retention{}); err != nil || len(b.m.List()) != 0 {
-		t.Fatalf("Release returned %v and left %v, want no record of the other workload's volume", err, b.m.List())
+		t.Fatalf("Release of workload \"other\" returned %v, and node b lists the volumes %v; want no volume, because node a still uses it", err, b.m.List())
 	}
 	a.attach("web", driver.Container, v)
 	at := b.attach("web", driver.Container, v)[0]
 	write(t, at.Path, "f", "one")
 	if err := b.m.Release(t.Context(), "web", Retention{}); err != nil || !holds(at.Path, "f", "one") {
-		t.Fatalf("the volume was deleted although node-a may still run the workload: %v", err)
+		t.Fatalf("node a may still run workload \"web\", but Release on node b returned %v, or deleted the volume's data", err)
 	}
 	b.phase("nfs:data", Retained)
 	mark := filepath.Join(filepath.Dir(at.Path), usersDir, "data", "node-a--")
@@ -568,7 +568,7 @@ func TestAVolumeLeftByAFailoverIsListed(t *testing.T) {
 		t.Helper()
 		want := "volume nfs:data is used by node-a, workload " + workload + " (its mark is " + mark + workload + ")"
 		if left := b.m.List(); len(left) != 1 || left[0].Error != want {
-			t.Errorf("the volume list is %+v, want the volume with %q", left, want)
+			t.Errorf("node b lists the volumes %+v, want one volume with the error %q", left, want)
 		}
 	}
 	names("web")
@@ -585,20 +585,20 @@ func TestAVolumeLeftByAFailoverIsListed(t *testing.T) {
 	// If a node is lost for good, an operator removes the marks of that node from the export.
 	for _, workload := range []string{"web", "the--other"} {
 		if err := b.m.Delete(t.Context(), "nfs:data"); err == nil || gone(at.Path) {
-			t.Fatalf("the volume was deleted although another workload has a mark: %v", err)
+			t.Fatalf("a mark of another node exists, but Delete returned %v, or deleted the volume's data", err)
 		}
 		if err := os.Remove(mark + workload); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := b.m.Delete(t.Context(), "nfs:data"); err != nil || !gone(at.Path) {
-		t.Errorf("after its marks were removed, the volume was not deleted: %v", err)
+		t.Errorf("all marks were removed, but Delete returned %v, or left the volume's data", err)
 	}
 }
 
 // The creation of a volume failed half-way. The files that were created are deleted when the workload is deleted.
 func TestAHalfMadeVolumeIsDeletedWithItsWorkload(t *testing.T) {
-	t.Run("a Ceph image that was created, but the call of rbd failed", func(t *testing.T) {
+	t.Run("a Ceph image that rbd created before it failed is deleted with the workload", func(t *testing.T) {
 		made := false
 		sys := &fake{programs: []string{"rbd"}}
 		sys.answer = func(p string, args []string) (string, error) {
@@ -620,7 +620,7 @@ func TestAHalfMadeVolumeIsDeletedWithItsWorkload(t *testing.T) {
 			t.Errorf("after Release (error %v) the image must be gone; it exists: %v, records of volumes that are left: %v", err, made, b.store.vols)
 		}
 	})
-	t.Run("a disk file whose folder could not be created", func(t *testing.T) {
+	t.Run("a disk file whose folder could not be created is deleted with the workload", func(t *testing.T) {
 		b := newBench(t, &fake{programs: []string{"mkfs.ext4"}})
 		pool := b.cfg.Pools[0].Path
 		if err := os.Mkdir(pool, 0o755); err != nil {
@@ -653,7 +653,7 @@ func TestADeletedVMDiskLeavesAFolderOfTheSameName(t *testing.T) {
 		t.Errorf("Release did not delete the disk of the virtual machine: %v", err)
 	}
 	if !holds(at.Path, "f", "one") {
-		t.Error("the retained volume of db was deleted with a virtual machine on another node")
+		t.Error("Release of a virtual machine deleted the retained folder of workload \"db\", which has the same volume name")
 	}
 }
 
@@ -667,7 +667,7 @@ func TestForeignMountIsSpared(t *testing.T) {
 	}
 	sys.mounts = []Mount{{Path: filepath.Join(at.Path, "theirs"), Type: "nfs"}}
 	if err := b.m.Release(t.Context(), "w", Retention{}); err == nil || !strings.Contains(err.Error(), "unmount it first") {
-		t.Errorf("releasing a volume with a foreign mount returned %v, want an error that asks to unmount it", err)
+		t.Errorf("Release with another file system mounted in the volume returned %v, want an error that asks to unmount it", err)
 	}
 	if gone(at.Path) {
 		t.Fatal("Release deleted the files of a mounted file system")
@@ -676,7 +676,7 @@ func TestForeignMountIsSpared(t *testing.T) {
 	b.restart()
 	b.m.Mount(t.Context()) // Mount completes the delete that was interrupted
 	if !gone(at.Path) || len(b.store.vols) != 0 {
-		t.Errorf("Mount did not complete the interrupted delete: %v", b.store.vols)
+		t.Errorf("Mount did not complete the interrupted delete; the records of volumes are %v, want none", b.store.vols)
 	}
 }
 
@@ -692,7 +692,7 @@ func TestNFSVolumesAreMountedAndDeleted(t *testing.T) {
 		b.refused("the kernel of this node has no NFS client", driver.StorageProvisionFailed, "w", driver.Container, v)
 		b.m.Measure(t.Context())
 		if got := b.m.Drivers(); len(got) != 0 || !strings.Contains(b.m.Lacks()[NFS], "no NFS client") {
-			t.Errorf("the node offers drivers %v and lacks %v; want no nfs, because the kernel has no NFS client", got, b.m.Lacks())
+			t.Errorf("the node registers the volume drivers %v and the reasons against others are %v; want no nfs, because the kernel has no NFS client", got, b.m.Lacks())
 		}
 		b = newBench(t, &fake{known: []string{"nfs4"}}, nfs)
 		b.refused("mount.nfs is not installed", driver.StorageProvisionFailed, "w", driver.Container, v)
@@ -700,7 +700,7 @@ func TestNFSVolumesAreMountedAndDeleted(t *testing.T) {
 			t.Errorf("a local folder was made in place of the nfs volume: %v", entries)
 		}
 	})
-	t.Run("an NFS server that refuses the mount", func(t *testing.T) {
+	t.Run("the error of an NFS server that refuses the mount reaches the user", func(t *testing.T) {
 		sys := &fake{known: []string{"nfs4"}, programs: []string{"mount.nfs"}, answer: func(p string, _ []string) (string, error) {
 			return "", errors.New("mount: access denied by server")
 		}}
@@ -719,7 +719,7 @@ func TestNFSVolumesAreMountedAndDeleted(t *testing.T) {
 		write(t, at.Path, "f", "x")
 		a.m.Measure(t.Context())
 		if got := a.m.Drivers(); !slices.Equal(got, []string{"nfs"}) {
-			t.Errorf("the node offers drivers %v and lacks %v; want nfs", got, a.m.Lacks())
+			t.Errorf("the node registers the volume drivers %v and the reasons against others are %v; want nfs registered", got, a.m.Lacks())
 		}
 		// Another node mounts the same export.
 		other := newBench(t, sys, nfs, func(c *Config) { c.Node, c.NFS.Root = "node-b", a.cfg.NFS.Root })
@@ -732,7 +732,7 @@ func TestNFSVolumesAreMountedAndDeleted(t *testing.T) {
 		}
 		other.attach("w", driver.Container, v)
 		if err := other.m.Release(t.Context(), "w", Retention{}); err != nil || !gone(at.Path) {
-			t.Errorf("the last user's release did not delete the volume: %v", err)
+			t.Errorf("Release on the last node that uses the volume returned %v, or left the volume's data", err)
 		}
 	})
 	t.Run("an export is recognised as mounted although the kernel shows its source without the final slash", func(t *testing.T) {
@@ -791,9 +791,9 @@ func TestRecordsOfAnExistingAgent(t *testing.T) {
 	b.store.atts["local:data:web"] = Attachment{ID: "local:data:web", VolumeID: "local:data", WorkloadID: "web", MountPath: "/data", StagePath: at}
 	b.restart()
 	if got := b.attach("web", driver.Container, folder("data", sized(10)))[0]; got.Path != at || !holds(at, "f", "x") {
-		t.Errorf("the attachment of the legacy agent's volume is %+v; want its folder with the existing data", got)
+		t.Errorf("Attach of a volume of a legacy v1 agent returned %+v; want the existing folder with its data", got)
 	}
 	if err := b.m.Release(t.Context(), "web", Retention{}); err != nil || !gone(at) {
-		t.Errorf("releasing the legacy agent's volume returned %v, or left its data", err)
+		t.Errorf("Release of the workload returned %v, or left the data of a legacy v1 agent's volume", err)
 	}
 }
