@@ -127,7 +127,7 @@ func TestHealthAndMetrics(t *testing.T) {
 		return rec.Code, body
 	}
 	if code, body := health(); code != 200 || body.Status != "healthy" || body.Runtimes["container"] != "healthy" {
-		t.Errorf("/health of a healthy agent answers %d %+v, want 200 and healthy", code, body)
+		t.Errorf("the HTTP endpoint /health of a healthy agent answers %d %+v, want status 200 and body healthy", code, body)
 	}
 	r.apply("web", "sim/run")
 	r.reaches("web", running)
@@ -138,7 +138,9 @@ func TestHealthAndMetrics(t *testing.T) {
 	if err := r.engine.SetDown("told to"); err != nil {
 		t.Fatal(err)
 	}
-	r.until(func() bool { _, body := health(); return body.Status == "degraded" }, func() string { return "health stays healthy" })
+	r.until(func() bool { _, body := health(); return body.Status == "degraded" }, func() string {
+		return "the engine is down, but the HTTP endpoint /health does not report the agent as degraded"
+	})
 	if err := r.engine.SetDown(""); err != nil {
 		t.Fatal(err)
 	}
@@ -192,5 +194,7 @@ func TestHealthAndMetrics(t *testing.T) {
 			}
 		}
 		return len(missing) == 0
-	}, func() string { return fmt.Sprintf("metrics whose value never changes in this test: %v", missing) })
+	}, func() string {
+		return fmt.Sprintf("want every metric of the agent to be above 0 at least once in this test, but these stayed 0: %v", missing)
+	})
 }

@@ -42,7 +42,7 @@ func TestApplyIsQueuedThenRuns(t *testing.T) {
 	if st.Content != "c1:a" || st.RevisionId != "rev-1" || len(st.Addresses) == 0 {
 		t.Errorf("the status lacks content, revision or addresses: %v", st)
 	}
-	// If the host forwards ports to a workload, the status does not report the workload's own addresses.
+	// If a host port leads to the workload, its status does not list its IP addresses inside the engine.
 	r.apply("forwarded", "sim/run", func(q *agentv1.ApplyWorkloadRequest) {
 		q.Spec.GetContainer().Ports = []*agentv1.PortMapping{{HostPort: 18080, ContainerPort: 8080}}
 	})
@@ -65,10 +65,10 @@ func TestApplySkipsAnUnchangedOrder(t *testing.T) {
 		t.Errorf("an order with the same specification but another revision must be skipped, got %v", out)
 	}
 	if st := r.status("web"); st.RevisionId != "rev-2" {
-		t.Errorf("the status has revision %q, want that of the newest order", st.RevisionId)
+		t.Errorf("the status has revision %q, want \"rev-2\", the revision in the newest order", st.RevisionId)
 	}
 	if n := r.hooks.count("ensure web"); n != 1 {
-		t.Errorf("the engine got %d calls, want one", n)
+		t.Errorf("the agent called the driver's Ensure %d times, want once: only the first order changes the instance", n)
 	}
 }
 
@@ -86,11 +86,11 @@ func TestNewContentReplacesUnderTheSameRevision(t *testing.T) {
 			r.reaches("web", running)
 			before := r.observed("web").RuntimeID
 			if out := r.apply("web", "sim/run:2", c.new); out.Skipped || !out.Applied {
-				t.Fatalf("the answer to changed content is %v, want applied and queued", out)
+				t.Fatalf("the answer to an order with changed content is %v, want applied and not skipped", out)
 			}
 			r.reaches("web", running)
 			if after := r.observed("web").RuntimeID; after == before {
-				t.Error("the instance was not replaced")
+				t.Error("after an order with changed content the workload still has its old instance, want a new instance")
 			}
 		})
 	}
@@ -102,13 +102,13 @@ func TestStopAndStartKeepTheInstance(t *testing.T) {
 	r.reaches("web", running)
 	before := r.observed("web").RuntimeID
 	if out := r.apply("web", "sim/run", content("c1:a"), stopped); out.Skipped {
-		t.Error("a stop was skipped")
+		t.Error("the agent skipped an order that stops a running workload")
 	}
 	r.reaches("web", halted)
 	r.apply("web", "sim/run", content("c1:a"))
 	r.reaches("web", running)
 	if after := r.observed("web").RuntimeID; after != before {
-		t.Errorf("after a stop and a start, instance %s was replaced by %s", before, after)
+		t.Errorf("a stop and a start of a workload replaced its instance %s by %s, want the same instance", before, after)
 	}
 }
 
@@ -123,10 +123,10 @@ func TestGenerationAloneRecreatesNothing(t *testing.T) {
 	r.restart()
 	st := r.reaches("web", running)
 	if st.Generation.GetSequence() != 2 {
-		t.Errorf("after a restart of the agent the generation is %v, want 1.2", st.Generation)
+		t.Errorf("after a restart of the agent the workload's status has generation %v, want 1.2, that of the skipped order", st.Generation)
 	}
 	if after := r.observed("web").RuntimeID; after != before {
-		t.Error("the instance was recreated")
+		t.Error("the agent recreated the instance, although the order changed only the generation")
 	}
 }
 
@@ -139,7 +139,7 @@ func TestRestartCounterRestartsTheInstance(t *testing.T) {
 	r.until(func() bool {
 		st, o := r.status("web"), r.observed("web")
 		return st.GetActualState() == running && o.StartedAt.After(before.StartedAt)
-	}, func() string { return "not restarted" })
+	}, func() string { return "the order with a higher restart counter did not restart the instance" })
 	if r.observed("web").RuntimeID != before.RuntimeID {
 		t.Error("the instance was recreated instead of restarted")
 	}
@@ -170,7 +170,7 @@ func TestDeleteLeavesOnlyATombstone(t *testing.T) {
 	r.gone("web")
 	r.until(func() bool {
 		return r.delete("web", func(d *agentv1.DeleteWorkloadRequest) { d.Epoch, d.Generation = epoch(1), gen(6) }).Absent
-	}, func() string { return "a second delete is never answered with absent" })
+	}, func() string { return "the agent never answers a repeated delete of the removed workload with absent" })
 	for _, c := range []struct {
 		sequence uint64
 		taken    bool
@@ -266,7 +266,7 @@ func TestIntentIsOnDiskBeforeTheAnswer(t *testing.T) {
 	}
 	st := next.reaches("web", running)
 	if st.Generation.GetSequence() != 2 || st.Content != "c1:a" {
-		t.Errorf("the status after the crash is %v, want generation 2 with the content of the order", st)
+		t.Errorf("after the crash of the agent the workload's status is %v, want the generation (sequence 2) and the content of the acknowledged order", st)
 	}
 	actions, err := next.api.ListActions(context.Background(), &agentv1.ListActionsRequest{WorkloadId: "web"})
 	if err != nil || len(actions.Actions) != 1 || actions.Actions[0].Status != "completed" {
@@ -307,12 +307,12 @@ func TestAFailedWorkloadIsNotRetriedAfterARestart(t *testing.T) {
 	r.apply("web", "sim/missing")
 	r.reaches("web", failing)
 	r.restart()
-	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "never idle" })
+	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "the work queue of the agent never becomes empty" })
 	if st := r.status("web"); st.ActualState != failing || st.Metadata["failure_reason"] != "INVALID_IMAGE" {
-		t.Errorf("the status after a restart is %v, want FAILED with the reason INVALID_IMAGE", st)
+		t.Errorf("after a restart of the agent the workload's status is %v, want FAILED with the reason INVALID_IMAGE", st)
 	}
 	if n := r.hooks.count("ensure web"); n != 1 {
-		t.Errorf("the agent tried to start the workload %d times, want once", n)
+		t.Errorf("the agent tried to start a workload with an invalid image %d times, want once", n)
 	}
 }
 
@@ -406,7 +406,7 @@ func TestAnOutageOfTheEngineForgetsNothing(t *testing.T) {
 	}
 	r.restart()
 	if st := r.status("web"); st == nil {
-		t.Fatal("the agent restarted during the outage of the engine and forgot the workload")
+		t.Fatal("after a restart during the outage of the engine the agent does not report the workload any more")
 	}
 	if err := r.engine.SetDown(""); err != nil {
 		t.Fatal(err)
@@ -431,7 +431,7 @@ func TestOrphansAreReportedNotTouched(t *testing.T) {
 	r.start()
 	st := r.reaches("stray", running)
 	if st.Generation.GetSequence() != 4 || st.Content != "c1:s" {
-		t.Errorf("the instance without order is reported as %v, want its generation 4 and its content", st)
+		t.Errorf("the instance for which the agent has no order is reported as %v, want generation 4 and the content from its labels", st)
 	}
 	r.restart()
 	r.reaches("stray", running)
@@ -471,7 +471,7 @@ func TestForeignInstancesAreNotTouched(t *testing.T) {
 		t.Errorf("message %q", st.Message)
 	}
 	r.delete("web")
-	r.until(func() bool { return r.status("web") == nil }, func() string { return "not deleted" })
+	r.until(func() bool { return r.status("web") == nil }, func() string { return "the agent still reports the deleted workload" })
 	if list, err := foreign.List(context.Background()); err != nil || len(list) != 1 || list[0].State != driver.Running {
 		t.Errorf("the agent changed or removed an instance of another cluster: %v, %v", list, err)
 	}
@@ -489,7 +489,7 @@ func TestAMissingInstanceIsCreatedAgain(t *testing.T) {
 	r.until(func() bool {
 		o := r.observed("web")
 		return o != nil && o.RuntimeID != before && o.State == driver.Running
-	}, func() string { return "the instance was not made again" })
+	}, func() string { return "the agent did not make a new instance in place of the lost instance" })
 	r.reaches("web", running)
 }
 
@@ -562,14 +562,14 @@ func TestPermanentFailureIsReportedAtOnce(t *testing.T) {
 	r.apply("web", "sim/missing")
 	st := r.reaches("web", failing)
 	if st.Metadata["failure_reason"] != "INVALID_IMAGE" || st.Metadata["retry_terminal"] != "true" {
-		t.Errorf("metadata %v", st.Metadata)
+		t.Errorf("the metadata of the failed workload are %v, want failure_reason INVALID_IMAGE and retry_terminal true", st.Metadata)
 	}
 	r.until(func() bool {
 		out, err := r.api.ListActions(context.Background(), &agentv1.ListActionsRequest{Status: "failed"})
 		return err == nil && len(out.Actions) == 1 && out.Actions[0].Error != ""
-	}, func() string { return "the agent reports no failed action" })
+	}, func() string { return "the task history of the agent contains no failed action with an error text" })
 	if n := r.hooks.count("ensure web"); n != 1 {
-		t.Errorf("the agent tried to start the workload %d times, want once", n)
+		t.Errorf("the agent tried to start a workload with an invalid image %d times, want once", n)
 	}
 	r.apply("web", "sim/run")
 	r.reaches("web", running)
@@ -582,7 +582,7 @@ func TestAFailedReplacementKeepsTheInstance(t *testing.T) {
 	r.apply("web", "sim/missing", content("c1:b"))
 	st := r.reaches("web", failing)
 	if st.Content != "c1:a" || !strings.Contains(st.Message, "former revision still runs") {
-		t.Errorf("after a failed replacement the status must have the content of the running instance and a message about it, got %v", st)
+		t.Errorf("after a failed replacement the workload's status must have content c1:a, that of the running instance, and say that the former revision still runs; got %v", st)
 	}
 }
 
@@ -593,7 +593,7 @@ func TestTemporaryFailuresAreRetriedForEver(t *testing.T) {
 		time.Sleep(time.Hour)
 		st, n := r.status("web"), r.hooks.count("ensure web")
 		if st.ActualState != pending || st.Metadata["failure_reason"] != "NETWORK_TIMEOUT" || st.Metadata["next_retry_time"] == "" || n < 25 || n > 40 {
-			t.Errorf("after an hour and %d attempts the status is %v; want PENDING, with one attempt every 2 min", n, st)
+			t.Errorf("after an hour of temporary failures the agent has made %d attempts and the workload's status is %v; want one attempt every 2 min and PENDING", n, st)
 		}
 		r.halt()
 	})
@@ -645,7 +645,7 @@ func TestEndedWorkloadsAreRestarted(t *testing.T) {
 			t.Fatalf("a workload that ended after a long run was not restarted within a second: %v", st)
 		}
 		if r.observed("web").RuntimeID != before {
-			t.Error("an ended workload was recreated instead of started again")
+			t.Error("the agent made a new instance for a workload that had ended, want a new start of the old instance")
 		}
 		r.apply("job", "sim/crash:3", by(1), at(2))
 		time.Sleep(time.Minute)
@@ -659,7 +659,7 @@ func TestEndedWorkloadsAreRestarted(t *testing.T) {
 		r.apply("once", "sim/exit", no, by(1), at(3))
 		time.Sleep(time.Minute)
 		if st := r.status("once"); st.ActualState != halted || r.hooks.count("ensure once") != 1 {
-			t.Errorf("a workload with restart policy no must be STOPPED after one start, got %d starts and %v", r.hooks.count("ensure once"), st)
+			t.Errorf("a workload with restart policy \"no\" must be STOPPED after one start, got %d starts and status %v", r.hooks.count("ensure once"), st)
 		}
 		r.halt()
 	})
@@ -677,7 +677,7 @@ func TestTaskHistorySurvivesARestart(t *testing.T) {
 	r.until(func() bool {
 		out, err := r.api.ListActions(ctx, &agentv1.ListActionsRequest{Status: "running"})
 		return err == nil && len(out.Actions) == 0
-	}, func() string { return "tasks never end" })
+	}, func() string { return "the tasks of the three orders never end" })
 	r.restart()
 	for _, c := range []struct {
 		name string
@@ -694,7 +694,7 @@ func TestTaskHistorySurvivesARestart(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			out, err := r.api.ListActions(ctx, c.req)
 			if err != nil || len(out.Actions) != len(c.want) {
-				t.Fatalf("want %v, got %v, %v", c.want, out, err)
+				t.Fatalf("want tasks with the id prefixes %v, got %v, error %v", c.want, out, err)
 			}
 			for i, p := range c.want {
 				if !strings.HasPrefix(out.Actions[i].TaskId, p) {
@@ -738,7 +738,7 @@ func TestServerOverTheNetwork(t *testing.T) {
 		text.Write(chunk.Data)
 	}
 	if text.Len() == 0 {
-		t.Error("no logs")
+		t.Error("the agent returned no log lines of the running workload")
 	}
 	h, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{Service: "persys.agent.v1.AgentService"})
 	if err != nil || h.Status != healthpb.HealthCheckResponse_SERVING {

@@ -45,23 +45,23 @@ func TestPoliciesDecideWhetherAWorkloadStarts(t *testing.T) {
 		order   []option
 		refused []string // texts that the failure message contains; empty if the workload runs
 	}{
-		{"the root of the host", "", append(ours, mounts("/")), []string{`"/"`, `policy "baseline"`, "rule engine_socket", "container.volumes[0].host_path", "set PERSYS_POLICY"}},
-		{"an ordinary workload", "", ours, nil},
-		{"a workload of a namespace that only admins use", "", append(ours, privileged, adminsOnly), nil},
-		{"a privileged workload of a namespace that other users may use", "", append(ours, privileged), []string{`policy "baseline"`, "rule privileged"}},
-		{"only a scheduler's policy allows privileged", "", append(ours, privileged, under(wide)), []string{`policy "baseline"`, "rule privileged"}},
-		{"the policies of scheduler and node allow privileged", policy.Privileged, append(ours, privileged, under(wide)), nil},
-		{"a scheduler's policy refuses privileged", policy.Privileged, append(ours, privileged, under(base)), []string{`policy "baseline"`, "rule privileged", "ask an admin"}},
-		{"a node's policy refuses the workload", policy.Privileged, append(ours, under(base, wide, hard)), []string{`policy "restricted"`, "rule requires"}},
-		{"a policy of a later version", "", append(ours, under("name: new\nkinds: ['*']\nimages: ['*']\nusers: ['*']\nof_a_later_version: true\n")), nil},
-		{"an invalid policy document", "", append(ours, adminsOnly, under("[1, 2]")), []string{"policy"}},
-		{"an order of a legacy v1 scheduler", "", []option{privileged, mounts("/srv")}, nil},
-		{"a legacy v1 scheduler and a policy of the node", policy.Baseline, []option{privileged}, []string{`policy "baseline"`, "PERSYS_POLICY"}},
-		{"an admin and a policy of the node", policy.Baseline, append(ours, privileged, adminsOnly), []string{`policy "baseline"`, "PERSYS_POLICY"}},
-		{"an admin and the data of a scheduler", "", append(ours, adminsOnly, mounts(scheduler)), []string{"not allowed on this node", "rule protected_paths"}},
-		{"a legacy v1 scheduler and the data of a scheduler", "", []option{mounts(scheduler + "/raft")}, []string{"rule protected_paths"}},
-		{"a mount of the agent's state file, allowed by the scheduler's policy", "", append(ours, adminsOnly, mounts("STATE"), under("kinds: ['*']\nimages: ['*']\nusers: ['*']\nhost_paths: [{path: /}]\n")), []string{"rule protected_paths", "state.db"}},
-		{"a mount of the agent's state file, ordered by an admin", "", append(ours, adminsOnly, mounts("STATE")), nil},
+		{"a mount of the host's root folder that no policy allows is refused", "", append(ours, mounts("/")), []string{`"/"`, `policy "baseline"`, "rule engine_socket", "container.volumes[0].host_path", "set PERSYS_POLICY"}},
+		{"a workload that asks for no resource of the host runs", "", ours, nil},
+		{"a privileged workload of a namespace that only admins may use runs", "", append(ours, privileged, adminsOnly), nil},
+		{"a privileged workload of a namespace that other users may use is refused", "", append(ours, privileged), []string{`policy "baseline"`, "rule privileged"}},
+		{"a privileged workload is refused if only the scheduler's policy allows it, and the node's default policy does not", "", append(ours, privileged, under(wide)), []string{`policy "baseline"`, "rule privileged"}},
+		{"a privileged workload runs if the policies of scheduler and node allow it", policy.Privileged, append(ours, privileged, under(wide)), nil},
+		{"a privileged workload is refused if only the node's policy allows it, and the scheduler's does not", policy.Privileged, append(ours, privileged, under(base)), []string{`policy "baseline"`, "rule privileged", "ask an admin"}},
+		{"a workload is refused if one of several policies in its order refuses it", policy.Privileged, append(ours, under(base, wide, hard)), []string{`policy "restricted"`, "rule requires"}},
+		{"a workload runs although its policy has a field of a later version", "", append(ours, under("name: new\nkinds: ['*']\nimages: ['*']\nusers: ['*']\nof_a_later_version: true\n")), nil},
+		{"an order with an invalid policy document is refused", "", append(ours, adminsOnly, under("[1, 2]")), []string{"policy"}},
+		{"a privileged workload of a legacy v1 scheduler runs if the node has no policy", "", []option{privileged, mounts("/srv")}, nil},
+		{"a privileged workload of a legacy v1 scheduler is refused by the node's policy", policy.Baseline, []option{privileged}, []string{`policy "baseline"`, "PERSYS_POLICY"}},
+		{"a privileged workload of an admin is refused by the node's policy", policy.Baseline, append(ours, privileged, adminsOnly), []string{`policy "baseline"`, "PERSYS_POLICY"}},
+		{"a mount of a scheduler's data folder is refused, also for an admin", "", append(ours, adminsOnly, mounts(scheduler)), []string{"not allowed on this node", "rule protected_paths"}},
+		{"a mount of a scheduler's data folder is refused, also if a legacy v1 scheduler orders it", "", []option{mounts(scheduler + "/raft")}, []string{"rule protected_paths"}},
+		{"a mount of the agent's state file is refused, although the scheduler's policy allows every path", "", append(ours, adminsOnly, mounts("STATE"), under("kinds: ['*']\nimages: ['*']\nusers: ['*']\nhost_paths: [{path: /}]\n")), []string{"rule protected_paths", "state.db"}},
+		{"a mount of the agent's state file runs if an admin orders it and no policy applies", "", append(ours, adminsOnly, mounts("STATE")), nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t, func(c *Config) {
@@ -85,7 +85,7 @@ func TestPoliciesDecideWhetherAWorkloadStarts(t *testing.T) {
 			}
 			st := r.reaches("web", failing)
 			if got := st.Metadata["failure_reason"]; got != string(driver.InvalidSpecification) {
-				t.Errorf("failure_reason is %q", got)
+				t.Errorf("the failure_reason of the refused workload is %q, want INVALID_SPECIFICATION", got)
 			}
 			for _, word := range tt.refused {
 				if !strings.Contains(st.Message, word) {

@@ -23,7 +23,9 @@ func checking(command ...string) option {
 func (r *rig) says(id, message string) {
 	r.t.Helper()
 	r.until(func() bool { return strings.HasPrefix(r.status(id).GetMessage(), message) },
-		func() string { return "the message is " + r.status(id).GetMessage() + ", want " + message })
+		func() string {
+			return "the status message of the workload is " + r.status(id).GetMessage() + ", want " + message
+		})
 }
 
 func TestHealthChecksAreReported(t *testing.T) {
@@ -61,7 +63,7 @@ func TestHealthChecksAreReported(t *testing.T) {
 	r.delete("web")
 	r.gone("web")
 	if state, _ := r.a.runner.Checks().State("web"); state != "" {
-		t.Errorf("the agent still runs the health check of a deleted workload, with the result %s", state)
+		t.Errorf("the agent still runs the health check of a deleted workload; its last result is %s", state)
 	}
 }
 
@@ -82,7 +84,7 @@ func TestStatusesAreValidUTF8(t *testing.T) {
 	r.apply("fails", "sim/run", by(7), at(5))
 	r.says("checked", "running, health check: unhealthy")
 	if st := r.reaches("fails", failing); !strings.Contains(st.Message, "gr\ufffder") {
-		t.Errorf("the reason is %q", st.Message)
+		t.Errorf("the reason in the report of the unhealthy workload is %q", st.Message)
 	}
 	list := r.a.session.Reports()
 	actions, err := r.api.ListActions(t.Context(), &agentv1.ListActionsRequest{})

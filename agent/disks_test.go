@@ -98,16 +98,16 @@ func TestAWorkloadOverItsDiskLimitIsStopped(t *testing.T) {
 		t.Errorf("disk_limit %q", got)
 	}
 	d.set("web", 1<<30, nil) // a disk use of exactly the limit is allowed
-	r.until(func() bool { u, ok := r.a.used.Get("web"); return ok && u.Disk == 1<<30 }, func() string { return "not measured" })
+	r.until(func() bool { u, ok := r.a.used.Get("web"); return ok && u.Disk == 1<<30 }, func() string { return "the agent has not recorded a disk use of 1 GiB for the workload" })
 	r.reaches("web", running)
 	if told, _ := r.a.session.WorkloadUsage(0); len(told) != 1 || told[0].DiskBytes != 1<<30 || told[0].DiskLimitBytes != 1<<30 || told[0].DiskCapped {
-		t.Errorf("the heartbeat reports the usage %v; want 1 GiB of disk, equal to the limit", told)
+		t.Errorf("the heartbeat reports the workload's usage %v; want a disk use of 1 GiB, which is exactly the limit", told)
 	}
 	d.set("web", 1<<30+200<<20, nil)
 	r.reaches("web", failing)
 	st := r.status("web")
 	if !strings.Contains(st.Message, "disk: the workload occupies 1224 MiB, its limit is 1024 MiB; stopped") || st.Metadata["failure_reason"] != string(driver.ResourceQuotaExceeded) {
-		t.Errorf("the status of the stopped workload has message %q and metadata %v; want the disk use, the limit and the class of a quota failure", st.Message, st.Metadata)
+		t.Errorf("the status of the stopped workload has message %q and metadata %v; want the disk use and the limit in the message, and failure_reason RESOURCE_QUOTA_EXCEEDED", st.Message, st.Metadata)
 	}
 	stops := func() (n int) {
 		all, err := r.engine.Driver(driver.Identity{ClusterID: r.a.runner.State().Bound, NodeID: "node-a"}).List(context.Background())
@@ -121,7 +121,7 @@ func TestAWorkloadOverItsDiskLimitIsStopped(t *testing.T) {
 		}
 		return n
 	}
-	r.until(func() bool { return stops() == 0 }, func() string { return "the workload still runs" })
+	r.until(func() bool { return stops() == 0 }, func() string { return "the agent does not stop the workload that exceeds its disk limit" })
 	// The workload stays stopped when the scheduler repeats its order, and when a measurement fails.
 	r.apply("web", "img:1", withDisk(1), revision("rev-1-r1"))
 	r.reaches("web", failing)
@@ -148,15 +148,16 @@ func TestAWorkloadOverItsDiskLimitIsStopped(t *testing.T) {
 	seen := d.measured()
 	// Wait for two more measurements: when the second one is done, the agent has evaluated the
 	// first one.
-	r.until(func() bool { return d.measured() >= seen+2 }, func() string { return "not measured" })
+	r.until(func() bool { return d.measured() >= seen+2 }, func() string { return "the agent did not measure the disk use twice more" })
 	r.reaches("web", running)
 	if u, _ := r.a.used.Get("web"); u.Disk != 9<<30 {
 		t.Errorf("the recorded disk use of the workload is %d bytes, want 9 GiB", u.Disk)
 	}
 }
 
-// A volume of a fixed size has its own disk limit. The content of a volume that is only a folder is added to
-// the disk use of the workload.
+// A local volume with a size has a limit of its own, so its size is subtracted from the disk limit of the
+// workload. The agent adds the content of a volume without a size, which is only a folder, to the workload's
+// disk use.
 func TestDiskLimitAndVolumes(t *testing.T) {
 	limit := func(disk int64, vols ...*agentv1.ManagedVolumeSpec) *agentv1.WorkloadSpec {
 		s := container("img:1")
@@ -221,7 +222,7 @@ func TestReservationsAboveTheThresholdAreRefused(t *testing.T) {
 	}
 	intro := r.a.session.Registration().Capabilities
 	if intro.ResourceThresholdPercent != 80 || intro.CpuReservedMillicores != 1000 || intro.MemoryReservedMb != 192 || intro.DiskReservedGb != 20 {
-		t.Errorf("registered %v", intro)
+		t.Errorf("the node registered with %v", intro)
 	}
 	// After the threshold was lowered, a workload keeps running and may be changed, but an order that
 	// reserves more for it is refused.

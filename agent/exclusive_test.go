@@ -44,7 +44,7 @@ func TestExclusiveWaitsForAnOrderAfterARestart(t *testing.T) {
 				return
 			}
 			idle := func() {
-				r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "never idle" })
+				r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "the work queue of the agent never becomes empty" })
 			}
 			idle()
 			r.a.runner.Sweep()
@@ -56,7 +56,7 @@ func TestExclusiveWaitsForAnOrderAfterARestart(t *testing.T) {
 				t.Fatalf("the exclusive workload was started %d times without a new order", n-before)
 			}
 			if out := r.apply("db", "sim/run", append(options, at(4))...); !out.Fenced {
-				t.Errorf("an outdated order must be fenced, got %v", out)
+				t.Errorf("an order with an older generation than the stored one must be refused as fenced, got %v", out)
 			}
 			idle()
 			r.reaches("db", halted)
@@ -105,7 +105,7 @@ func TestTheEngineIsToldWhenAWorkloadBecomesExclusive(t *testing.T) {
 	}
 	r.halt()
 	if want := []bool{false, true, false}; !slices.Equal(told, want) {
-		t.Errorf("the driver is called with exclusive: %v, want %v", told, want)
+		t.Errorf("the calls of Ensure had these values of Spec.Exclusive: %v, want %v", told, want)
 	}
 	if n := r.hooks.count("remove db"); n != 0 {
 		t.Errorf("the instance was removed %d times before it was replaced, want none", n)

@@ -149,7 +149,7 @@ func TestExecSessionsPassInputAndOutput(t *testing.T) {
 		s := open(t, c, command("sh", "-c", "echo waiting; sleep 600"))
 		say(t, s, &agentv1.ExecRequest{Message: &agentv1.ExecRequest_Signal{Signal: "TERM"}})
 		if _, _, code, err := heard(s); code != 143 || err != nil {
-			t.Errorf("exit code %d, %v", code, err)
+			t.Errorf("after the signal the session reports exit code %d and error %v", code, err)
 		}
 		o := command("sh")
 		o.Tty, o.Input, o.Size = true, true, &agentv1.TerminalSize{Rows: 20, Columns: 60}
@@ -213,7 +213,7 @@ func TestExecSessionsPassInputAndOutput(t *testing.T) {
 			t.Errorf("the session ended with %v, want Unavailable", err)
 		}
 		if r.observed("web").State != "Running" {
-			t.Error("the workload does not run any more")
+			t.Error("the stop of the agent stopped the workload too, want that it keeps running")
 		}
 	})
 }
@@ -231,7 +231,7 @@ func TestIdleSessionsEnd(t *testing.T) {
 		said := time.Now()
 		out, _, _, err := heard(s)
 		if out != "...." || status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "PERSYS_EXEC_IDLE_TIMEOUT") {
-			t.Errorf("the idle session ended with output %q and error %v; want its output and the setting that limits idle sessions", out, err)
+			t.Errorf("the idle session ended with output %q and error %v; want the output of the command, and an error that names the setting for the idle time", out, err)
 		}
 		if silent := time.Since(said); silent != idle {
 			t.Errorf("the session ended after %s of silence, want %s", silent, idle)

@@ -92,12 +92,12 @@ func TestALeasedOrderNeedsALeaseAndAFencer(t *testing.T) {
 		return err
 	}
 	if err := order(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "no lease") {
-		t.Errorf("a leased order on a node without a lease was answered %v; want Unavailable, because there is no lease", err)
+		t.Errorf("a leased order on a node without a lease was answered %v; want the code Unavailable with the text \"no lease\"", err)
 	}
 	g.set(func() { g.err = errors.New("away") }) // the fencer fails before the lease is granted, because after that it may confirm at once
 	r.leased(fencer.Now() + time.Minute)
 	if err := order(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "away") {
-		t.Errorf("an order with a lease was answered with %v while the fencer did not answer, want Unavailable", err)
+		t.Errorf("the node has a lease, but its fencer does not answer: the order was answered with %v, want Unavailable", err)
 	}
 	if r.observed("db") != nil {
 		t.Error("the workload was started without a fencer")
@@ -112,7 +112,7 @@ func TestALeasedOrderNeedsALeaseAndAFencer(t *testing.T) {
 	}
 	caps := r.a.session.Registration().Capabilities
 	if !caps.SelfFencing || caps.FenceBoundSeconds != 15 {
-		t.Errorf("the node is registered with self_fencing %v and bound %d s; want true and 15", caps.SelfFencing, caps.FenceBoundSeconds)
+		t.Errorf("the node is registered with self_fencing %v and a fence bound of %d s; want true and 15 s", caps.SelfFencing, caps.FenceBoundSeconds)
 	}
 }
 
@@ -154,9 +154,9 @@ func TestAfterALapseOnlyANewerOrderStarts(t *testing.T) {
 	r.reaches("web", running)
 	g.lapse()
 	if st := r.reaches("db", halted); st.Message != lapsed {
-		t.Errorf("%q, want %q", st.Message, lapsed)
+		t.Errorf("the status message of the workload is %q, want %q", st.Message, lapsed)
 	}
-	r.until(func() bool { g.mu.Lock(); defer g.mu.Unlock(); return g.confirm == 1 }, func() string { return "the agent never confirms the end of the lease" })
+	r.until(func() bool { g.mu.Lock(); defer g.mu.Unlock(); return g.confirm == 1 }, func() string { return "the agent never confirms to the fencer that it has seen the end of the lease" })
 	r.reaches("web", running)
 	r.leased(fencer.Now() + time.Minute)
 	before := r.hooks.count("ensure db")
@@ -164,9 +164,9 @@ func TestAfterALapseOnlyANewerOrderStarts(t *testing.T) {
 		t.Errorf("after the end of the lease the repeated order was refused: %v", out)
 	}
 	r.a.runner.Sweep()
-	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "never idle" })
+	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "the work queue of the agent never becomes empty" })
 	if n := r.hooks.count("ensure db"); n != before {
-		t.Errorf("an order from before the end of the lease started the workload %d times", n-before)
+		t.Errorf("the repetition of an order from before the end of the lease started the workload %d times, want 0", n-before)
 	}
 	r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(6))
 	r.reaches("db", running)
@@ -192,10 +192,10 @@ func TestAfterARestartTheFencerDecides(t *testing.T) {
 		change func(*scripted)
 		want   agentv1.ActualState
 	}{
-		{"the lease continues", func(*scripted) {}, running},
-		{"the lease has lapsed", (*scripted).lapse, halted},
-		{"the fencer does not have the workload in its list", func(g *scripted) { g.set(func() { g.st.Leased = nil }) }, halted},
-		{"the fencer does not answer", func(g *scripted) { g.set(func() { g.err = errors.New("away") }) }, halted},
+		{"the workload keeps running if the fencer says that the lease has not ended", func(*scripted) {}, running},
+		{"the workload is stopped if the fencer says that the lease has lapsed", (*scripted).lapse, halted},
+		{"the workload is stopped if the fencer does not have it in its list", func(g *scripted) { g.set(func() { g.st.Leased = nil }) }, halted},
+		{"the workload is stopped if the fencer does not answer", func(g *scripted) { g.set(func() { g.err = errors.New("away") }) }, halted},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, g := leasedRig(t)

@@ -55,7 +55,7 @@ func TestAHundredAgentsInOneProcess(t *testing.T) {
 	}
 	begin := time.Now()
 	for i, r := range fleet {
-		r.until(func() bool { return r.a.Session().Registered }, func() string { return "not registered" })
+		r.until(func() bool { return r.a.Session().Registered }, func() string { return "the agent does not register" })
 		for n := range workloads {
 			if out := r.apply(fmt.Sprintf("w-%d-%d", i, n), "sim/run", by(1), at(1)); !out.Applied {
 				t.Fatal(out)

@@ -95,7 +95,7 @@ func TestGarbageIsListedAndRemoved(t *testing.T) {
 	}
 	r, c := collecting(t, items)
 	if out := r.gc(true, true); len(out.Items) != 2 || len(c.gone()) != 0 || out.Items[0].Removed {
-		t.Fatalf("a dry run found %v and removed %v; want nothing removed", out, c.gone())
+		t.Fatalf("a dry run of garbage collection found %v and removed %v; want nothing removed", out, c.gone())
 	}
 	out := r.gc(false, false)
 	if got := c.gone(); !slices.Equal(got, []string{"web--old"}) || out.Items[0].Removed || !out.Items[1].Removed {
@@ -103,7 +103,7 @@ func TestGarbageIsListedAndRemoved(t *testing.T) {
 	}
 	r.gc(false, true)
 	if got := c.gone(); !slices.Equal(got, []string{"web--old", "ghost"}) {
-		t.Errorf("removed %v", got)
+		t.Errorf("garbage collection with orphans removed %v", got)
 	}
 	acts, err := r.api.ListActions(context.Background(), &agentv1.ListActionsRequest{ActionType: core.ActionGC})
 	if err != nil || len(acts.Actions) != 2 || !strings.Contains(acts.Actions[0].Error, "leftover web--old: left by a replacement; removal requested by persys://c1/user/ada") ||
@@ -116,9 +116,9 @@ func TestGarbageIsCollectedByItself(t *testing.T) {
 	r, c := collecting(t, []driver.Garbage{{Kind: driver.Leftover, Name: "old"}, {Kind: driver.Orphan, Name: "ghost"}}, func(cfg *Config) {
 		cfg.GC.Every, cfg.ReconcileInterval = 10*time.Millisecond, 20*time.Millisecond
 	})
-	r.until(func() bool { return len(c.gone()) > 0 }, func() string { return "nothing was collected" })
+	r.until(func() bool { return len(c.gone()) > 0 }, func() string { return "the periodic garbage collection removed nothing" })
 	if got := c.gone(); !slices.Equal(got, []string{"old"}) {
-		t.Errorf("removed %v", got)
+		t.Errorf("the periodic garbage collection removed %v", got)
 	}
 }
 
@@ -169,7 +169,7 @@ func TestOnlyLegacySchedulersLetAgentsForgetFailedOrders(t *testing.T) {
 			r.apply("bad", "img:1", o...)
 			r.reaches("bad", failing)
 			if out := r.found(); len(out) != c.want {
-				t.Errorf("found %v", out)
+				t.Errorf("a dry run of garbage collection found %v", out)
 			}
 		})
 	}
@@ -202,6 +202,6 @@ func TestRemovalIsDurable(t *testing.T) {
 		})
 	})
 	if n != 1 {
-		t.Errorf("%d records", n)
+		t.Errorf("after a restart of the agent the task history has %d records of removals", n)
 	}
 }

@@ -22,17 +22,17 @@ func TestUsageIsKept(t *testing.T) {
 				t.Fatal(err)
 			}
 			return len(got.GetSamples()) > 0
-		}, func() string { return "there is no sample of " + id })
+		}, func() string { return "the agent has recorded no usage sample of  " + id })
 		if got.GetStepSeconds() != 60 || got.GetSamples()[0].GetMemoryBytes() == 0 {
-			t.Errorf("the usage of %q is %v, want steps of 60 s with the memory in use", id, got)
+			t.Errorf("the usage of %q is %v, want samples at steps of 60 s that contain the memory in use", id, got)
 		}
 	}
 	day, err := r.api.ListUsage(context.Background(), &agentv1.ListUsageRequest{WorkloadId: "web", Day: true})
 	if err != nil || day.GetStepSeconds() != 900 || len(day.GetSamples()) == 0 {
-		t.Errorf("the usage of a day is %v, error %v; want steps of 900 s", day, err)
+		t.Errorf("the usage history of one day is %v, error %v; want samples at steps of 900 s", day, err)
 	}
 	none, err := r.api.ListUsage(context.Background(), &agentv1.ListUsageRequest{WorkloadId: "none"})
 	if err != nil || len(none.GetSamples()) > 0 {
-		t.Errorf("the usage of a workload that is not here is %v, error %v; want none", none, err)
+		t.Errorf("the usage history of a workload that this agent does not have is %v, error %v; want no samples and no error", none, err)
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// A list of the engine and an inspection of one workload (Look) overlap. If the list began before the
-// inspection, its entry for that workload is ignored, even if the list ended later. If the list began after
-// the inspection, its entry is used.
+// A list of the engine and an inspection of one workload (Look) overlap. If the list was started before the
+// inspection, the agent ignores the list's entry for that workload, even if the list ended later. If the list
+// was started after the inspection, the agent uses that entry.
 func TestASlowListDoesNotUndoALook(t *testing.T) {
 	r := newRig(t).start()
 	began := time.Now()
@@ -20,12 +20,12 @@ func TestASlowListDoesNotUndoALook(t *testing.T) {
 	r.reaches("web", running)
 	idle := func() {
 		t.Helper()
-		r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "never idle" })
+		r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "the work queue of the agent never becomes empty" })
 	}
 	idle()
 	looks := r.hooks.count("look web")
 	if looks == 0 {
-		t.Fatal("the agent did not inspect the single workload")
+		t.Fatal("the agent did not inspect the workload after its start")
 	}
 	list := func(began time.Time) {
 		t.Helper()
@@ -37,10 +37,12 @@ func TestASlowListDoesNotUndoALook(t *testing.T) {
 	list(began)
 	idle()
 	if n := r.hooks.count("look web"); n != looks {
-		t.Errorf("an older list of instances, which lacks an inspected workload, caused %d further inspections; want none", n-looks)
+		t.Errorf("a list that was started before the inspection of the workload, and lacks it, caused %d more inspections; want none", n-looks)
 	}
 	list(time.Now())
-	r.until(func() bool { return r.hooks.count("look web") > looks }, func() string { return "a newer list without the workload caused no inspection" })
+	r.until(func() bool { return r.hooks.count("look web") > looks }, func() string {
+		return "a list that was started after the inspection, and lacks the workload, caused no new inspection"
+	})
 	r.reaches("web", running)
 }
 
@@ -49,7 +51,7 @@ func (r *rig) settles() {
 	r.t.Helper()
 	synctest.Wait()
 	time.Sleep(time.Second)
-	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "never idle" })
+	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "the work queue of the agent never becomes empty" })
 }
 
 // After an event about one workload, the agent inspects only that workload. It lists the whole engine after a
@@ -91,7 +93,7 @@ func TestAnEventCausesOneLook(t *testing.T) {
 		// The engine sends an event for each start too. If that event arrives after the inspection that follows
 		// the start, it causes one more list.
 		if n := r.hooks.count("list") - lists; n < 1 || n > 2 {
-			t.Errorf("after all workloads ended the engine was listed %d times, want once for the ends and at most once for the starts", n)
+			t.Errorf("after all workloads ended the engine was listed %d times, want one list after the exits, and at most one more after the restarts", n)
 		}
 		lists = r.hooks.count("list")
 		stray := driver.Spec{ID: "stray", Content: "c1:x", ClusterID: Unbound, NodeID: r.cfg.NodeID, Running: true, Body: container("sim/run")}
@@ -100,7 +102,7 @@ func TestAnEventCausesOneLook(t *testing.T) {
 		}
 		r.reaches("stray", running)
 		if n := r.hooks.count("list") - lists; n == 0 {
-			t.Error("after the list of the engine the agent does not know an instance that was not ordered")
+			t.Error("the event of an unknown instance caused no list of the engine")
 		}
 		r.halt()
 	})

@@ -16,16 +16,16 @@ func TestBadOrdersAreRefusedInTheAnswer(t *testing.T) {
 		name, says string
 		change     option
 	}{
-		{"empty id", "id:", func(q *agentv1.ApplyWorkloadRequest) { q.Id = "" }},
-		{"malformed id", `id: "../x"`, func(q *agentv1.ApplyWorkloadRequest) { q.Id = "../x" }},
-		{"no specification", "spec:", func(q *agentv1.ApplyWorkloadRequest) { q.Spec = nil }},
+		{"an order with an empty workload id", "id:", func(q *agentv1.ApplyWorkloadRequest) { q.Id = "" }},
+		{"an order with a malformed workload id", `id: "../x"`, func(q *agentv1.ApplyWorkloadRequest) { q.Id = "../x" }},
+		{"an order without a specification", "spec:", func(q *agentv1.ApplyWorkloadRequest) { q.Spec = nil }},
 		{"an order with an empty specification", "spec:", func(q *agentv1.ApplyWorkloadRequest) { q.Spec = &agentv1.WorkloadSpec{} }},
-		{"the type does not fit the specification", "does not fit", func(q *agentv1.ApplyWorkloadRequest) { q.Type = agentv1.WorkloadType_WORKLOAD_TYPE_VM }},
-		{"the node lacks the runtime", "runtime not available: vm", func(q *agentv1.ApplyWorkloadRequest) {
+		{"an order whose type does not fit its specification", "does not fit", func(q *agentv1.ApplyWorkloadRequest) { q.Type = agentv1.WorkloadType_WORKLOAD_TYPE_VM }},
+		{"an order of a type for which the node has no engine", "runtime not available: vm", func(q *agentv1.ApplyWorkloadRequest) {
 			q.Type, q.Spec = 0, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{}}}
 		}},
-		{"on_lost_lease stop", "needs a node with fencers", func(q *agentv1.ApplyWorkloadRequest) { q.OnLostLease = "stop" }},
-		{"a specification over the size limit", "limit 524288", func(q *agentv1.ApplyWorkloadRequest) {
+		{"an order with on_lost_lease: stop on a node without fencers", "needs a node with fencers", func(q *agentv1.ApplyWorkloadRequest) { q.OnLostLease = "stop" }},
+		{"an order whose specification is over the size limit", "limit 524288", func(q *agentv1.ApplyWorkloadRequest) {
 			q.Spec = container(strings.Repeat("x", 600<<10))
 		}},
 		{"an order for another node", `this is node "node-a"`, func(q *agentv1.ApplyWorkloadRequest) { q.NodeId = "node-b" }},
@@ -33,7 +33,7 @@ func TestBadOrdersAreRefusedInTheAnswer(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			out := r.apply("web", "sim/run", c.change)
 			if out.Applied || !strings.Contains(out.Message, c.says) {
-				t.Errorf("a bad order must be answered with applied=false and %q, got %v", c.says, out)
+				t.Errorf("an invalid order must be answered with applied=false and a message that contains %q, got %v", c.says, out)
 			}
 		})
 	}
@@ -62,7 +62,7 @@ func TestASpecIsMeasuredBeforeBase64(t *testing.T) {
 			Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{ComposeYaml: c.yaml}},
 		}})
 		if no == nil != c.taken {
-			t.Errorf("%s: the answer is %+v, want acceptance: %t", name, no, c.taken)
+			t.Errorf("the size check of the stack %q returned the refusal %+v; want that the stack is accepted: %t", name, no, c.taken)
 		}
 	}
 }

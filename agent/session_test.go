@@ -38,7 +38,7 @@ func TestSessionRegistersAndReportsChanges(t *testing.T) {
 		time.Sleep(time.Second)
 		beats, registers := s.said()
 		if registers != 1 || len(beats) != 1 || !beats[0].Full || beats[0].Sequence != 1 {
-			t.Fatalf("after a second there were %d registrations and heartbeats %v; want one full heartbeat right after registering", registers, beats)
+			t.Fatalf("in its first second the agent sent %d registrations and the heartbeats %v; want one registration and then one full heartbeat", registers, beats)
 		}
 		reg := s.registers[0]
 		c := reg.Capabilities
@@ -57,23 +57,23 @@ func TestSessionRegistersAndReportsChanges(t *testing.T) {
 		beats, _ = s.said()
 		last := beats[len(beats)-1]
 		if last.Full || ids(last) != "web Running" {
-			t.Errorf("the heartbeat after a change has full=%t and reports %s; want a heartbeat with only web, Running", last.Full, ids(last))
+			t.Errorf("the heartbeat after a change of web has full=%t and reports %s; want a partial heartbeat with only web, Running", last.Full, ids(last))
 		}
 		w := last.WorkloadStatuses[0]
 		if w.Generation.GetSequence() != 2 || w.Content != "c1:a" || w.RevisionId != "rev-1" || w.DesiredState != "Running" || len(w.Addresses) == 0 {
-			t.Errorf("reported %v", w)
+			t.Errorf("the heartbeat reports the workload as %v", w)
 		}
 		if u := last.Usage; u.CpuAllocatedMillicores != 250 || u.MemoryAllocatedMb != 64 || u.CpuUsedMillicores != 500 || u.DiskUsedGb != 10 || u.NetRxBytes != 11 || u.NetTxBytes != 12 {
-			t.Errorf("usage %v", u)
+			t.Errorf("the heartbeat reports the usage %v", u)
 		}
 		if n := len(beats); n > 4 {
-			t.Errorf("the agent sent %d heartbeats for the changes of one workload within %s, which should be sent together", n, time.Since(begin))
+			t.Errorf("the agent sent %d heartbeats for changes of one workload within %s, want the changes together in one heartbeat", n, time.Since(begin))
 		}
 		time.Sleep(4 * time.Second)
 		before, _ := s.said()
 		quiet := before[len(before)-1]
 		if quiet.Full || len(quiet.WorkloadStatuses) != 0 {
-			t.Errorf("the heartbeat without changes is full: %t, and reports %s", quiet.Full, ids(quiet))
+			t.Errorf("the heartbeat after no changes has full=%t and reports %s, want a partial heartbeat without workloads", quiet.Full, ids(quiet))
 		}
 
 		r.delete("web", func(d *agentv1.DeleteWorkloadRequest) { d.Epoch, d.Generation = epoch(1), gen(3) })
@@ -94,7 +94,7 @@ func TestSessionRegistersAndReportsChanges(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		beats, _ = s.said()
 		if last := beats[len(beats)-1]; len(last.WorkloadStatuses) != 0 {
-			t.Errorf("the heartbeat repeats that the workload is absent, although the leader has acknowledged it: %s", ids(last))
+			t.Errorf("the leader has acknowledged the report that the workload is absent, but the next heartbeat repeats the report: %s", ids(last))
 		}
 		r.halt()
 	})
@@ -142,8 +142,8 @@ func TestSessionRegistersAgain(t *testing.T) {
 		answer error
 		within time.Duration
 	}{
-		{"the node registers at once if the leader does not know it", status.Error(codes.NotFound, "unknown node"), 3200 * time.Millisecond},
-		{"the node registers when the lease has lapsed", status.Error(codes.Unavailable, "no leader"), 13 * time.Second},
+		{"the node registers again at once if the leader does not know the node", status.Error(codes.NotFound, "unknown node"), 3200 * time.Millisecond},
+		{"the node registers again when its lease has lapsed", status.Error(codes.Unavailable, "no leader"), 13 * time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -210,17 +210,17 @@ func TestSessionBacksOff(t *testing.T) {
 		time.Sleep(time.Minute)
 		_, n := s.said()
 		if n < 30 || n > 80 {
-			t.Errorf("while registrations were refused the agent tried %d times in a minute, want a short burst and then once every 1 to 2 s", n)
+			t.Errorf("while registrations were refused the agent tried %d times in a minute, want a few quick attempts and then one attempt every 1 to 2 s", n)
 		}
 		if p := r.a.Session().Problem; !strings.Contains(p, "frozen") {
-			t.Errorf("problem %q", p)
+			t.Errorf("the session reports the problem %q", p)
 		}
 		s.mu.Lock()
 		s.onRegister = ok
 		s.mu.Unlock()
 		time.Sleep(3 * time.Second)
 		if st := r.a.Session(); !st.Registered || st.Problem != "" {
-			t.Errorf("session %+v", st)
+			t.Errorf("the state of the session is %+v", st)
 		}
 		r.halt()
 	})
@@ -231,8 +231,8 @@ func TestSessionSendsFullHeartbeats(t *testing.T) {
 		name string
 		next func() *controlv1.HeartbeatResponse
 	}{
-		{"the leader asks for a full heartbeat", func() *controlv1.HeartbeatResponse { out := beatOK(1); out.SendFull = true; return out }},
-		{"there is a new leader", func() *controlv1.HeartbeatResponse { return beatOK(2) }},
+		{"the next heartbeat is full if the leader asks for a full heartbeat", func() *controlv1.HeartbeatResponse { out := beatOK(1); out.SendFull = true; return out }},
+		{"the next heartbeat is full if a new leader answers", func() *controlv1.HeartbeatResponse { return beatOK(2) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -245,7 +245,7 @@ func TestSessionSendsFullHeartbeats(t *testing.T) {
 				time.Sleep(7 * time.Second)
 				after, _ := s.said()
 				if next := after[len(before)+1]; !next.Full || ids(next) != "web Running" {
-					t.Errorf("the next heartbeat has full=%t: %s; want a full heartbeat with web, Running", next.Full, ids(next))
+					t.Errorf("the next heartbeat has full=%t and reports %s; want a full heartbeat with web, Running", next.Full, ids(next))
 				}
 				r.halt()
 			})
@@ -272,7 +272,7 @@ func TestSessionReportsVolumes(t *testing.T) {
 			}
 			for _, h := range v.GetVolumes() {
 				if h.GetName() != "data" || h.GetNamespace() != "default" || h.GetDriver() != "local" || !h.GetRetain() || h.GetOwner() != "web" || !v.GetComplete() {
-					t.Errorf("the node reports %v", v)
+					t.Errorf("the heartbeat reports the volumes %v", v)
 				}
 			}
 		}
@@ -304,7 +304,7 @@ func TestSessionRefusesOtherClustersAndOldEpochs(t *testing.T) {
 		time.Sleep(7 * time.Second)
 		st := r.a.Session()
 		if r.a.Epoch().Term != 9 || st.Draining || !strings.Contains(st.Problem, `"c2"`) {
-			t.Errorf("the answer of another cluster had an effect: epoch %v, session %+v", r.a.Epoch(), st)
+			t.Errorf("the answer of a scheduler of another cluster had an effect: the agent has epoch %v, its session is %+v", r.a.Epoch(), st)
 		}
 		r.halt()
 	})
@@ -323,8 +323,8 @@ func TestSessionRefusesAnswersOfOtherClustersAndShards(t *testing.T) {
 		from     *controlv1.Epoch
 		problems []string
 	}{
-		{"an answer of another cluster", epoch("c2", "east"), []string{`belongs to cluster "c1"`, `answered belongs to cluster "c2"`}},
-		{"an answer of another shard", epoch("c1", "west"), []string{`belongs to shard "east"`, `answered belongs to shard "west" of cluster "c1"`}},
+		{"an answer of a scheduler of another cluster is ignored", epoch("c2", "east"), []string{`belongs to cluster "c1"`, `answered belongs to cluster "c2"`}},
+		{"an answer of a scheduler of another shard is ignored", epoch("c1", "west"), []string{`belongs to shard "east"`, `answered belongs to shard "west" of cluster "c1"`}},
 	} {
 		for _, call := range []string{"register", "heartbeat"} {
 			t.Run(call+": "+tc.name, func(t *testing.T) {
@@ -399,7 +399,7 @@ func TestDrainRefusesOnlyNewWorkloads(t *testing.T) {
 		s.answer(func(*controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) { return beatOK(1), nil })
 		time.Sleep(4 * time.Second)
 		if out := r.apply("api", "sim/run", by(1), at(2)); !out.Applied {
-			t.Errorf("the order after the drain returned %v, want that it is applied", out)
+			t.Errorf("after the end of the drain an order for a new workload was answered %v, want that it is applied", out)
 		}
 		r.halt()
 	})
@@ -443,7 +443,7 @@ func TestSessionWithLegacySchedulers(t *testing.T) {
 			}
 		}
 		if o := r.observed("web"); o.ClusterID != Unbound {
-			t.Errorf("the instance has the label of cluster %q, want the one for an unknown cluster", o.ClusterID)
+			t.Errorf("the instance has the label of cluster %q, want the label for an unknown cluster id", o.ClusterID)
 		}
 		// Schedulers of this version replace the legacy v1 schedulers. The instance keeps its old cluster
 		// label and is not recreated.
@@ -463,7 +463,7 @@ func TestSessionWithLegacySchedulers(t *testing.T) {
 // cluster id.
 func TestLabelsCarryTheCluster(t *testing.T) {
 	r := newRig(t, under(leader())).start()
-	r.until(func() bool { return r.a.Session().Registered }, func() string { return "not registered" })
+	r.until(func() bool { return r.a.Session().Registered }, func() string { return "the agent does not register" })
 	r.apply("web", "sim/run", by(1), at(1))
 	r.reaches("web", running)
 	if o := r.observed("web"); o.ClusterID != "c1" || o.NodeID != "node-a" {
@@ -479,9 +479,9 @@ func TestOfferedKindsAreNeverEmpty(t *testing.T) {
 		name, down, want string
 		make             Factory
 	}{
-		{"an engine that works", "", "container", nil},
-		{"an engine that is down", "told to", "container", nil},
-		{"no engine at all", "", "none", func(Binding) ([]driver.Driver, error) { return nil, nil }},
+		{"an agent with a working engine registers the engine's kind", "", "container", nil},
+		{"an agent whose engine is down registers the engine's kind", "told to", "container", nil},
+		{"an agent without engines registers the kind none", "", "none", func(Binding) ([]driver.Driver, error) { return nil, nil }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)
@@ -491,7 +491,7 @@ func TestOfferedKindsAreNeverEmpty(t *testing.T) {
 			}
 			r.start()
 			if got := r.a.session.Registration().Capabilities.SupportedWorkloadTypes; !slices.Equal(got, []string{c.want}) {
-				t.Errorf("the agent offers %q, want %q", got, c.want)
+				t.Errorf("the agent registers the workload kinds %q, want %q", got, c.want)
 			}
 		})
 	}
@@ -507,7 +507,7 @@ func TestRegistersAgainWhenAnEngineComesBack(t *testing.T) {
 		r.start()
 		time.Sleep(time.Second)
 		if _, n := s.said(); n != 1 {
-			t.Fatalf("while the engine was down the agent registered %d times, want once", n)
+			t.Fatalf("after a start with the engine down the agent has registered %d times, want once", n)
 		}
 		if err := r.engine.SetDown(""); err != nil {
 			t.Fatal(err)

@@ -97,8 +97,8 @@ func legacyInstance(t *testing.T, r *rig, id, revision string) {
 
 func TestALegacyFileIsTakenOver(t *testing.T) {
 	for _, c := range []struct{ name, spec string }{
-		{"a record whose specification is bare", `{"image":"sim/run","env":{"TOKEN":"hunter2"},"resources":{"cpu_shares":250,"memory_bytes":67108864},"unknown":1}`},
-		{"a record whose specification is wrapped under its type", `{"container":{"image":"sim/run","env":{"TOKEN":"hunter2"},"resources":{"cpu_shares":250,"memory_bytes":67108864}}}`},
+		{"a record that contains the fields of the specification directly", `{"image":"sim/run","env":{"TOKEN":"hunter2"},"resources":{"cpu_shares":250,"memory_bytes":67108864},"unknown":1}`},
+		{"a record that contains the specification under the name of its type", `{"container":{"image":"sim/run","env":{"TOKEN":"hunter2"},"resources":{"cpu_shares":250,"memory_bytes":67108864}}}`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)
@@ -117,7 +117,7 @@ func TestALegacyFileIsTakenOver(t *testing.T) {
 			}
 			st := r.reaches("web", running)
 			if st.Content != "c1:a" || st.Generation.GetSequence() != 1 || st.CreatedAt != 1767323045 {
-				t.Errorf("status %v", st)
+				t.Errorf("the status of the workload of the legacy v1 agent is %v", st)
 			}
 			r.halt()
 			raw, err := os.ReadFile(r.cfg.StatePath)
@@ -130,7 +130,7 @@ func TestALegacyFileIsTakenOver(t *testing.T) {
 			r.start()
 			r.reaches("web", running)
 			if after := r.observed("web").RuntimeID; after != before || r.hooks.count("ensure web") != 0 {
-				t.Errorf("instance %s of the legacy v1 agent was replaced by %s, after %d calls of Ensure", before, after, r.hooks.count("ensure web"))
+				t.Errorf("the instance %s of the legacy v1 agent became %s after %d calls of Ensure, want the same instance and no call", before, after, r.hooks.count("ensure web"))
 			}
 		})
 	}
@@ -210,7 +210,7 @@ func TestStateFileErrorsNameTheFile(t *testing.T) {
 		r := newRig(t).start()
 		_, err := New(r.cfg, r.factory)
 		if err == nil || !strings.Contains(err.Error(), r.cfg.StatePath) || !strings.Contains(err.Error(), "in use by another agent") {
-			t.Errorf("got %v", err)
+			t.Errorf("New returned %v, want an error that names the state file and says that another agent uses it", err)
 		}
 	})
 	used := func(t *testing.T) *rig {
@@ -227,7 +227,7 @@ func TestStateFileErrorsNameTheFile(t *testing.T) {
 		}
 		_, err := New(r.cfg, r.factory)
 		if err == nil || !strings.Contains(err.Error(), r.cfg.StatePath+".key is missing") {
-			t.Errorf("got %v", err)
+			t.Errorf("New returned %v, want an error that names the missing key file", err)
 		}
 		if _, err := os.Stat(r.cfg.StatePath + ".key"); err == nil {
 			t.Error("the agent made a new key file although the state file has sealed secrets")
@@ -242,7 +242,7 @@ func TestStateFileErrorsNameTheFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := New(r.cfg, r.factory); err == nil || !strings.Contains(err.Error(), "sealed under key") {
-			t.Errorf("got %v", err)
+			t.Errorf("New returned %v, want an error that names the key with which the secrets were sealed", err)
 		}
 	})
 	t.Run("not a state file", func(t *testing.T) {
@@ -251,7 +251,7 @@ func TestStateFileErrorsNameTheFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := New(r.cfg, r.factory); err == nil || !strings.Contains(err.Error(), r.cfg.StatePath) {
-			t.Errorf("got %v", err)
+			t.Errorf("New returned %v for a file that is no state file", err)
 		}
 	})
 	for name, spoil := range map[string]func([]byte) []byte{
@@ -268,7 +268,7 @@ func TestStateFileErrorsNameTheFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := New(r.cfg, r.factory); err == nil || !strings.Contains(err.Error(), r.cfg.StatePath+": damaged") {
-				t.Errorf("got %v", err)
+				t.Errorf("New returned %v for a damaged state file", err)
 			}
 		})
 	}
@@ -276,7 +276,7 @@ func TestStateFileErrorsNameTheFile(t *testing.T) {
 		r := newRig(t)
 		legacyFile(t, r.cfg.StatePath, `{"image":7}`)
 		if _, err := New(r.cfg, r.factory); err == nil || !strings.Contains(err.Error(), `workload "web"`) {
-			t.Errorf("got %v", err)
+			t.Errorf("New returned %v for a broken record, want an error that names the record", err)
 		}
 	})
 	t.Run("another cluster in the configuration", func(t *testing.T) {
@@ -285,14 +285,14 @@ func TestStateFileErrorsNameTheFile(t *testing.T) {
 		r.halt()
 		r.cfg.ClusterID = "c2"
 		if _, err := New(r.cfg, r.factory); err == nil || !strings.Contains(err.Error(), `"c1"`) || !strings.Contains(err.Error(), `"c2"`) {
-			t.Errorf("got %v", err)
+			t.Errorf("New returned %v for a state file of another cluster", err)
 		}
 	})
 	t.Run("workloads of another node", func(t *testing.T) {
 		r := used(t)
 		r.cfg.NodeID = "node-b"
 		if _, err := New(r.cfg, r.factory); err == nil || !strings.Contains(err.Error(), "PERSYS_NODE_ID=node-a") {
-			t.Errorf("got %v", err)
+			t.Errorf("New returned %v for a state file with workloads of another node", err)
 		}
 		r.cfg.NodeID = "node-a"
 		r.start()
@@ -305,7 +305,7 @@ func TestStateFileErrorsNameTheFile(t *testing.T) {
 		r.halt()
 		r.cfg.NodeID = "node-a"
 		if _, err := New(r.cfg, r.factory); err == nil || !strings.Contains(err.Error(), "PERSYS_NODE_ID=node-b") {
-			t.Errorf("got %v", err)
+			t.Errorf("New returned %v for a state file with another node id and no workloads", err)
 		}
 	})
 	t.Run("only the owner can read the key file", func(t *testing.T) {
@@ -323,7 +323,7 @@ func TestOrdersAreNotAcknowledgedWithoutDisk(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/run", content("c1:a"), by(1), at(1))
 	r.reaches("web", running)
-	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "never idle" })
+	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "the work queue of the agent never becomes empty" })
 	if err := errors.Join(r.a.runner.Flush(), r.a.store.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -335,7 +335,7 @@ func TestOrdersAreNotAcknowledgedWithoutDisk(t *testing.T) {
 		t.Errorf("acknowledged: %v", out)
 	}
 	if e := r.a.Epoch(); e.Term != 1 {
-		t.Errorf("the agent holds epoch %v in memory, but could not store it on disk", e)
+		t.Errorf("the agent uses the epoch %v of an order, although it could not store this epoch on disk", e)
 	}
 	if o := r.observed("web"); o == nil || o.Content != "c1:a" {
 		t.Errorf("an order that could not be stored was carried out: %v", o)
@@ -358,7 +358,7 @@ func TestARestartIsDoneOnceWithoutDisk(t *testing.T) {
 	r.reaches("web", running)
 	r.until(func() bool { return r.a.runner.State().Depth() == 0 }, func() string { return "the work queue of the agent never becomes empty" })
 	if n := r.hooks.count("halt web"); n != 1 {
-		t.Errorf("the instance was stopped %d times for one restart, want once", n)
+		t.Errorf("for one order to restart, the agent stopped the instance %d times, want once", n)
 	}
 	stop := r.stop
 	r.stop = func() error { // the stop of the agent returns the error "not open", because its last reports cannot be stored
@@ -370,8 +370,8 @@ func TestARestartIsDoneOnceWithoutDisk(t *testing.T) {
 }
 
 // The type of a workload changes several times while the engine cannot remove its container. When the engine
-// works again, the agent removes the instances of all previous types. Only an instance of the last type is
-// left, or none after a delete.
+// works again, the agent removes the instances of all previous types. At the end there is only an instance of
+// the last type, or no instance if the workload was deleted.
 func TestEveryFormerTypeIsRemoved(t *testing.T) {
 	compose := func(r *rig) {
 		r.apply("web", "", func(q *agentv1.ApplyWorkloadRequest) {
@@ -466,7 +466,7 @@ func TestEveryFormerTypeIsRemoved(t *testing.T) {
 				for k := range engines {
 					list, err := of(k).List(t.Context())
 					if want := k == c.runs; err != nil || len(list) > 0 != want || want && k == driver.Container && list[0].RuntimeID == before {
-						wrong += fmt.Sprintf("engine %s has instances %+v, error %v; want a new instance there: %t. ", k, list, err, want)
+						wrong += fmt.Sprintf("engine %s has instances %+v, error %v; want a new instance on that engine: %t. ", k, list, err, want)
 					}
 				}
 				return wrong == ""
@@ -483,7 +483,7 @@ func TestTombstonesAreBounded(t *testing.T) {
 	r.delete("young", func(d *agentv1.DeleteWorkloadRequest) { d.Epoch, d.Generation = epoch(1), gen(1) })
 	r.delete("old", func(d *agentv1.DeleteWorkloadRequest) { d.Epoch, d.Generation = epoch(1), gen(2) })
 	tomb := func(id string) *core.Tombstone { return r.a.runner.State().Tombstone(id) }
-	r.until(func() bool { return tomb("young").Done && tomb("old").Done }, func() string { return "deletes never end" })
+	r.until(func() bool { return tomb("young").Done && tomb("old").Done }, func() string { return "the agent does not complete the two deletes" })
 	const week = 7 * 24 * time.Hour
 	r.halt()
 	later, _ := core.Step(r.a.runner.State(), core.Input{Now: time.Now().Add(week - time.Minute), Event: core.Prune{}})
@@ -503,10 +503,10 @@ func TestTombstonesAreBounded(t *testing.T) {
 	r.a.runner.Sweep()
 	r.restart()
 	if out := r.apply("young", "sim/run", by(1), at(1)); out.Applied {
-		t.Error("a tombstone younger than 7 days was dropped")
+		t.Error("the agent dropped a tombstone that is younger than 7 days")
 	}
 	if tomb("old") != nil {
-		t.Error("a tombstone older than its limit was not dropped")
+		t.Error("the agent kept a tombstone that is older than 7 days")
 	}
 }
 

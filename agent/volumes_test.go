@@ -55,7 +55,7 @@ func TestVolumesFollowTheirWorkload(t *testing.T) {
 	r.reaches("web", running)
 	vols := given("web")
 	if len(vols) != 1 || vols[0].MountPath != "/data" || vols[0].Path != filepath.Join(filepath.Dir(r.cfg.StatePath), "volumes", "local", "data") {
-		t.Fatalf("given %+v", vols)
+		t.Fatalf("the driver got the volumes %+v", vols)
 	}
 	if err := os.WriteFile(filepath.Join(vols[0].Path, "f"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
@@ -63,11 +63,11 @@ func TestVolumesFollowTheirWorkload(t *testing.T) {
 	kept := func(why string) {
 		t.Helper()
 		if !exists(filepath.Join(vols[0].Path, "f")) {
-			t.Fatal("lost by " + why)
+			t.Fatal("the file in the volume was lost by  " + why)
 		}
 	}
 	r.apply("web", "img:2", managed(data))
-	r.until(func() bool { return r.hooks.count("ensure web") > 1 && r.status("web").GetActualState() == running }, func() string { return "the update" })
+	r.until(func() bool { return r.hooks.count("ensure web") > 1 && r.status("web").GetActualState() == running }, func() string { return "the updated workload does not run" })
 	kept("an update")
 
 	r = r.restart()
@@ -88,7 +88,7 @@ func TestVolumesFollowTheirWorkload(t *testing.T) {
 		t.Error("the volume was not deleted with its workload, although its policy says so")
 	}
 	if n := r.hooks.count("leave web"); n != 1 {
-		t.Error("Leave was called for a workload that was deleted everywhere; want Remove")
+		t.Error("for the delete of a workload that runs on no other node, the agent called the driver's Leave; want Remove")
 	}
 
 	keep := &agentv1.ManagedVolumeSpec{Name: "keep", MountPath: "/data", RetainPolicy: "Retain"}
@@ -119,21 +119,21 @@ func TestADeleteCanKeepTheVolumes(t *testing.T) {
 	r.delete("web", func(d *agentv1.DeleteWorkloadRequest) { d.KeepVolumes, d.RetainVolumes = true, true })
 	r.gone("web")
 	if left, kept := r.hooks.count("leave web"), r.hooks.count("remove instance web"); !exists(file) || left != 0 || kept != 1 {
-		t.Errorf("the file is there: %t; Leave was called %d times and RemoveInstance %d times, want 0 and 1", exists(file), left, kept)
+		t.Errorf("after a delete that keeps the volumes, the file in the volume exists: %t; Leave was called %d times and RemoveInstance %d times, want 0 and 1", exists(file), left, kept)
 	}
 	list, err := r.api.ListVolumes(context.Background(), &agentv1.ListVolumesRequest{})
 	if v := list.GetVolumes(); err != nil || len(v) != 1 || v[0].GetRetainPolicy() != "Retain" || v[0].GetOwner() != "" {
-		t.Errorf("volumes are %v (%v), want data, retained and without owner", v, err)
+		t.Errorf("after the delete the agent lists the volumes %v, error %v; want volume data with policy Retain and without owner", v, err)
 	}
 	r.apply("web", "img:1", managed(data))
 	r.reaches("web", running)
 	if !exists(file) {
-		t.Error("the workload lost its data")
+		t.Error("the workload was applied again, but the file in its volume is gone")
 	}
 	r.delete("web")
 	r.gone("web")
 	if exists(file) {
-		t.Error("the volume outlived a delete that does not keep it")
+		t.Error("the workload was deleted without keep_volumes, but the file in its volume still exists")
 	}
 }
 
@@ -154,7 +154,7 @@ func TestApplyOverAPendingDeleteRecreates(t *testing.T) {
 		before, removed, left := r.observed("web").RuntimeID, r.hooks.count("remove web"), r.hooks.count("leave web")
 		block.Store(true)
 		r.delete("web", func(d *agentv1.DeleteWorkloadRequest) { d.KeepVolumes = elsewhere })
-		r.until(func() bool { return r.hooks.count("remove web") > removed }, func() string { return "never removed" })
+		r.until(func() bool { return r.hooks.count("remove web") > removed }, func() string { return "the agent never called the driver's Remove for the deleted workload" })
 		block.Store(false)
 		r.apply("web", "sim/run", content("c1:a"))
 		r.until(func() bool {
@@ -167,7 +167,7 @@ func TestApplyOverAPendingDeleteRecreates(t *testing.T) {
 		// not Remove, even after the new order.
 		left = r.hooks.count("leave web") - left
 		if removed = r.hooks.count("remove web") - removed; elsewhere && left != removed || !elsewhere && left != 0 {
-			t.Errorf("for a delete of a workload that runs on another node (%t), %d of %d removals called Leave", elsewhere, left, removed)
+			t.Errorf("a delete with keep_volumes=%t was followed by a new order: %d of %d removals called the driver's Leave, want all with keep_volumes and none without", elsewhere, left, removed)
 		}
 	}
 }
@@ -182,9 +182,9 @@ func TestEngineVolumesStayWhenTheWorkloadMoves(t *testing.T) {
 		keep           bool
 		left, retained int
 	}{
-		{"the workload is deleted", leader(), []option{by(1), at(1)}, false, 0, 0},
-		{"the workload moves to another node", leader(), []option{by(1), at(1)}, true, 1, 1},
-		{"deleted by a legacy scheduler", existing(), nil, false, 1, 0},
+		{"a delete without keep_volumes removes the engine's volumes", leader(), []option{by(1), at(1)}, false, 0, 0},
+		{"a delete with keep_volumes keeps the engine's volumes", leader(), []option{by(1), at(1)}, true, 1, 1},
+		{"a delete of a legacy v1 scheduler removes the engine's volumes", existing(), nil, false, 1, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t, under(c.by)).start()
@@ -223,15 +223,15 @@ func TestAMissingVolumeKeepsAWorkloadFromStarting(t *testing.T) {
 func TestPoolsAreRegistered(t *testing.T) {
 	s := leader()
 	r := newRig(t, under(s)).start()
-	r.until(func() bool { beats, n := s.said(); return n > 0 && len(beats) > 0 }, func() string { return "no heartbeat" })
+	r.until(func() bool { beats, n := s.said(); return n > 0 && len(beats) > 0 }, func() string { return "the agent sent no heartbeat" })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	pools := s.registers[0].Capabilities.StoragePools
 	if len(pools) != 1 || pools[0].Name != "root" || pools[0].Type != "local" || pools[0].TotalGb != 100 {
-		t.Errorf("pools %v", pools)
+		t.Errorf("the node registered the storage pools %v", pools)
 	}
 	if u := s.beats[0].Usage.StoragePools; len(u) != 1 || u[0].UsedGb != 10 || u[0].TotalGb != 100 {
-		t.Errorf("usage %v", u)
+		t.Errorf("the heartbeat reports the pool usage %v", u)
 	}
 }
 
@@ -306,11 +306,11 @@ func TestAMountThatHangsDoesNotBlockTheNode(t *testing.T) {
 		files.becomes("", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 		began := time.Now()
 		r.start()
-		r.until(func() bool { beats, _ := s.said(); return len(beats) > len(before) }, func() string { return "no heartbeat" })
+		r.until(func() bool { beats, _ := s.said(); return len(beats) > len(before) }, func() string { return "the agent sends no heartbeat while a mount hangs" })
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if took := s.beatAt[len(before)].Sub(began); took >= 10*time.Second {
-			t.Errorf("while a mount hangs the first heartbeat is sent only after %v, more than a lease", took)
+			t.Errorf("while a mount hangs, the agent sent its first heartbeat only after %v, want it sooner than the length of a lease", took)
 		}
 	})
 }
@@ -337,7 +337,7 @@ func TestADeleteThatWaitsForAVolumeBacksOff(t *testing.T) {
 		r.gone("web")
 		r.halt()
 		if took := removed[len(removed)-1].Sub(removed[0]); len(removed) != 5 || took < 15*time.Second { // the four waits between five attempts are 1, 2, 4 and 8 s
-			t.Errorf("the delete was tried %d times within %v, want 5 times with the back-off between", len(removed), took)
+			t.Errorf("the delete was tried %d times within %v, want 5 attempts, with delays of 1, 2, 4 and 8 s between them", len(removed), took)
 		}
 	})
 }

@@ -61,19 +61,19 @@ func TestRegistryCredentialsAreFound(t *testing.T) {
 				t.Fatal(err)
 			}
 			if auth.Username != c.user || auth.Password != c.password {
-				t.Errorf("the credentials are user %s and password %s, want %s and %s", auth.Username, auth.Password, c.user, c.password)
+				t.Errorf("the credentials for the image are user %q and password %q, want %q and %q", auth.Username, auth.Password, c.user, c.password)
 			}
 		})
 	}
 	for _, name := range []string{"docker.io", "https://index.docker.io/v1/", "index.docker.io"} {
 		got, err := store(t, "registries: {'"+name+"': {username: robot, password: hunter2}, 'https://Registry.example.com/v2/': {username: robot, password: hunter2}}\n", 0o600).Registry("", "busybox")
 		if auth, _ := authconfig.Decode(got); err != nil || auth.Username != "robot" {
-			t.Errorf("for Docker Hub under the name %s Registry returned %v, error %v; want the entry of the file", name, auth, err)
+			t.Errorf("the file names Docker Hub %q; for its image \"busybox\" Registry returned %v, error %v; want the credentials in the file", name, auth, err)
 		}
 	}
 	none, err := (&credentials.Store{}).Registry("", "registry.example.com/a")
 	if err != nil || none != "" {
-		t.Errorf("the zero Store finds %q, error %v; want nothing", none, err)
+		t.Errorf("a Store without file and Docker folder returned the credentials %q, error %v; want none", none, err)
 	}
 }
 
@@ -81,23 +81,23 @@ func TestGitCredentialsAreFound(t *testing.T) {
 	s := store(t, file, 0o600)
 	for _, c := range []struct{ name, entry, host, user, fault string }{
 		{"named credentials", "team", "git.example.com", "bot", ""},
-		{"credentials for the host", "", "127.0.0.1:3000", "bot", ""},
-		{"a host without entry", "", "elsewhere.example.com", "", ""},
-		{"a host with two entries", "", "git.example.com", "", `name one of ["other" "team"]`},
-		{"a name without entry", "nobody", "git.example.com", "", "no entry git.nobody"},
-		{"an entry that the workload names, for one of its hosts", "team", "code.example.com", "bot", ""},
-		{"an entry is not used for another host", "team", "evil.example.com", "", "not for host evil.example.com"},
+		{"a workload that names no entry gets the entry for its host", "", "127.0.0.1:3000", "bot", ""},
+		{"a host without entry has no credentials", "", "elsewhere.example.com", "", ""},
+		{"a workload that names no entry is refused if two entries list its host", "", "git.example.com", "", `name one of ["other" "team"]`},
+		{"a workload that names a missing entry is refused", "nobody", "git.example.com", "", "no entry git.nobody"},
+		{"a workload gets the entry that it names for a host that the entry lists", "team", "code.example.com", "bot", ""},
+		{"an entry is refused for a host that it does not list", "team", "evil.example.com", "", "not for host evil.example.com"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			user, password, err := s.Git("", c.entry, c.host)
 			if c.fault != "" {
 				if err == nil || !strings.Contains(err.Error(), c.fault) || user+password != "" {
-					t.Errorf("the user is %q and the error %v, want the error %q", user, err, c.fault)
+					t.Errorf("Git returned the user %q and the error %v, want no user and the error %q", user, err, c.fault)
 				}
 				return
 			}
 			if err != nil || user != c.user || (password == "") != (c.user == "") {
-				t.Errorf("the user is %q and the error %v, want the user %q", user, err, c.user)
+				t.Errorf("Git returned the user %q and the error %v, want the user %q and no error", user, err, c.user)
 			}
 		})
 	}
@@ -156,16 +156,16 @@ func TestFaultsTellNoSecret(t *testing.T) {
 		mode       os.FileMode
 		want       string
 	}{
-		{"a file that others can read", file, 0o640, "chmod 600"},
-		{"an unknown key", "registries:\n  a: {username: u, password: hunter2, token: hunter3}\n", 0o600, "line 2"},
+		{"a credentials file that other users can read is refused", file, 0o640, "chmod 600"},
+		{"a credentials file with an unknown key is refused", "registries:\n  a: {username: u, password: hunter2, token: hunter3}\n", 0o600, "line 2"},
 		{"no YAML", "registries: [hunter2", 0o600, "cannot be parsed"},
-		{"no hosts", "git: {team: {username: u, password: hunter2}}", 0o600, "git.team.hosts"},
-		{"no hosts in a namespace", "namespaces: {shop: {git: {team: {username: u, password: hunter2}}}}", 0o600, "namespaces.shop.git.team.hosts"},
+		{"an entry for Git without hosts is refused", "git: {team: {username: u, password: hunter2}}", 0o600, "git.team.hosts"},
+		{"an entry for Git without hosts in a namespace is refused", "namespaces: {shop: {git: {team: {username: u, password: hunter2}}}}", 0o600, "namespaces.shop.git.team.hosts"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := store(t, c.text, c.mode).Check()
 			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "hunter") {
-				t.Errorf("the error is %v; want %q and no secret", err, c.want)
+				t.Errorf("the error about the credentials file is %v; want an error that contains %q and no secret", err, c.want)
 			}
 		})
 	}

@@ -57,7 +57,7 @@ func (c *Client) Renew(ctx context.Context, in lease.Renewal) (lease.Status, err
 			return lease.Status{}, err
 		}
 		for until := time.Now().Add(callTimeout); Alive(out.Fencer) && time.Now().Before(until) && ctx.Err() == nil; {
-			time.Sleep(10 * time.Millisecond) // the former fencer needs a moment to end and to release its lock
+			time.Sleep(10 * time.Millisecond) // the retired fencer needs a moment to end and to release its lock
 		}
 		c.started = time.Time{}
 		return c.call(ctx, in)

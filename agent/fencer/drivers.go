@@ -27,7 +27,8 @@ type Drivers struct {
 func (d *Drivers) of(cluster string, workloads ...lease.Workload) ([]driver.Driver, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// If there is no driver for a workload's kind, the fencer cannot know whether the workload runs.
+	// lacks returns an error if the list has no driver for the kind of one of the workloads: the fencer then
+	// cannot know whether that workload runs.
 	lacks := func(list []driver.Driver) error {
 		for _, w := range workloads {
 			if !slices.ContainsFunc(list, func(drv driver.Driver) bool { return drv.Kind() == w.Kind }) {

@@ -54,7 +54,7 @@ type Options struct {
 	Logger  *slog.Logger
 }
 
-// ErrEnough is the error of Run if both fencers of the node run already.
+// ErrEnough is the error of Run if two fencer processes of the node run already.
 var ErrEnough = errors.New("there are two fencers already")
 
 // Fencer is one of the two fencer processes of a node, which stop leased workloads when the lease ends.
@@ -97,8 +97,8 @@ func Run(ctx context.Context, opt Options) error {
 	f := &Fencer{opt: opt, boot: boot, self: self, retire: retire,
 		state: lease.State{Settings: lease.Settings{Grace: opt.Grace, UntilIdle: opt.UntilIdle, IdleFor: opt.IdleFor}}}
 	lock, err := f.claim(ctx)
-	// The lock of this fencer is released last: until then no other process becomes the first or the second
-	// fencer in its place.
+	// Release the lock file of this fencer last: until then no other process can become the first or the
+	// second fencer in its place.
 	defer func() {
 		retire()
 		f.work.Wait()
@@ -283,7 +283,7 @@ func (f *Fencer) serve(ctx context.Context, l net.Listener) {
 		if err != nil {
 			if ctx.Err() == nil {
 				f.opt.Logger.Error("could not accept a connection of the agent", "error", err)
-				f.retire() // no agent can reach this fencer, so let the second fencer take over
+				f.retire() // no agent can reach this fencer, so it ends and the second fencer takes over
 			}
 			return
 		}

@@ -162,7 +162,7 @@ func TestTheFencerStopsWorkloadsAtTheDeadlineAndNotBefore(t *testing.T) {
 	deadline := Now() + 700*time.Millisecond
 	st := r.feed(lease.Renewal{Deadline: deadline, Leased: []lease.Workload{db}})
 	if st.Deadline != deadline || len(st.Leased) != 1 || st.Grace != 100*time.Millisecond {
-		t.Fatalf("after a renewal the fencer's status is %+v, want the new deadline, one leased workload and the grace", st)
+		t.Fatalf("after a renewal the fencer's status is %+v, want the deadline of the renewal, one leased workload and the grace of the fencer's options", st)
 	}
 	later := Now() + 1200*time.Millisecond
 	r.feed(lease.Renewal{Deadline: later, Leased: []lease.Workload{db}})
@@ -180,7 +180,7 @@ func TestTheFencerStopsWorkloadsAtTheDeadlineAndNotBefore(t *testing.T) {
 	testbed.Until(r, "stopped again", func() bool { return r.engine.at(db) > 0 })
 	st = r.feed(lease.Renewal{Deadline: Now() + time.Hour, Lapses: 1})
 	if st.Lapsed {
-		t.Fatalf("the agent confirmed the end of the lease, but the status still says that it has lapsed: %+v", st)
+		t.Fatalf("the agent confirmed the end of the lease and sent a new deadline, but the fencer's status still has Lapsed: %+v", st)
 	}
 	testbed.Until(r, "the fencer forgets the stopped workloads", func() bool {
 		have, err := load(r.dir, r.boot)
@@ -188,10 +188,10 @@ func TestTheFencerStopsWorkloadsAtTheDeadlineAndNotBefore(t *testing.T) {
 	})
 	r.engine.start(db)
 	if st := r.feed(lease.Renewal{Lapses: 1, Deadline: Now() + time.Hour, Leased: []lease.Workload{db}}); st.Lapsed || st.Lapses != 1 || len(st.Leased) != 1 {
-		t.Errorf("a workload that was ordered again must be leased, the status is %+v", st)
+		t.Errorf("the workload was ordered again after the lapse, but the fencer's status %+v does not list it as leased", st)
 	}
 	if r.engine.at(db) != 0 {
-		t.Error("a workload that was ordered again was stopped")
+		t.Error("the fencer stopped a workload that was ordered again under the new lease")
 	}
 }
 
@@ -219,13 +219,13 @@ func TestTheFencerKillsAnAgentThatDoesNotConfirm(t *testing.T) {
 	r.feed(lease.Renewal{Deadline: Now() + 300*time.Millisecond, Leased: []lease.Workload{db}})
 	testbed.Until(r, "killed", func() bool { return !Alive(r.agent) })
 	if r.engine.at(db) == 0 {
-		t.Error("the agent was killed before the workload was stopped")
+		t.Error("the fencer killed the paused agent before it stopped the leased workload")
 	}
 }
 
 func TestARestartedAgentHasTimeToConfirm(t *testing.T) {
-	t.Run("a message from one fencer", func(t *testing.T) { comesBackLater(t, 1) })
-	t.Run("messages from two fencers", func(t *testing.T) { comesBackLater(t, 2) })
+	t.Run("one fencer runs", func(t *testing.T) { comesBackLater(t, 1) })
+	t.Run("two fencers run", func(t *testing.T) { comesBackLater(t, 2) })
 }
 
 func comesBackLater(t *testing.T, fencers int) {
@@ -243,7 +243,7 @@ func comesBackLater(t *testing.T, fencers int) {
 	r.agent = r.victim()
 	r.feed(lease.Renewal{Ask: true})
 	came := Now()
-	testbed.Until(r, "the restarted agent has some time to confirm", func() bool {
+	testbed.Until(r, "the restarted agent has some time to confirm the end of the lease", func() bool {
 		if !Alive(r.agent) {
 			t.Fatalf("the restarted agent was killed %s after its start, before it had time to confirm", Now()-came)
 		}
@@ -258,10 +258,10 @@ func TestAnotherProcessOfTheSameIDIsNotKilled(t *testing.T) {
 	p := r.victim()
 	other := lease.Process{PID: p.PID, Start: p.Start - 1}
 	if err := Kill(other); !errors.Is(err, os.ErrProcessDone) {
-		t.Errorf("Kill of a process whose id was reused returned %v, want ErrProcessDone", err)
+		t.Errorf("Kill of a process whose id another process has now returned %v, want ErrProcessDone", err)
 	}
 	if !Alive(p) || Alive(other) {
-		t.Error("the process that must not be killed has ended")
+		t.Error("Kill ended another process that has the same process id")
 	}
 }
 
@@ -272,7 +272,7 @@ func TestSecondFencerTakesOver(t *testing.T) {
 	_, one := r.fencer()
 	_, other := r.fencer()
 	var err error
-	select { // the fencer that was started later must fail
+	select { // of the two fencers that were started, one is the third fencer and must fail
 	case err = <-one:
 	case err = <-other:
 	case <-time.After(5 * time.Second):
@@ -284,7 +284,7 @@ func TestSecondFencerTakesOver(t *testing.T) {
 	stop()
 	testbed.Until(r, "the workload is stopped by the second fencer", func() bool { return r.engine.at(db) > 0 })
 	if late := r.engine.at(db) - first.Deadline; late < 0 || late > lease.SecondWaits+time.Second {
-		t.Errorf("the workload was stopped %s after the deadline, want within the wait of the second fencer and a second", late)
+		t.Errorf("the workload was stopped %s after the deadline, want it within lease.SecondWaits and one more second", late)
 	}
 	if st := r.feed(lease.Renewal{}); st.Lapses != 1 {
 		t.Errorf("the second fencer did not take over; the status is %+v", st)
@@ -306,15 +306,15 @@ func TestFencerContinuesFromItsFile(t *testing.T) {
 	}
 	r.fencer()
 	if st := r.feed(lease.Renewal{Ask: true}); st.Deadline != deadline || len(st.Leased) != 1 {
-		t.Errorf("the restarted fencer has status %+v, want the lease that the agent sent before", st)
+		t.Errorf("the restarted fencer has status %+v, want the deadline and the workload that the agent sent to the fencer before", st)
 	}
 	if _, err := os.Stat(filepath.Join(r.dir, leaseFile+".1.new")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a file that a killed fencer left is still there (%v)", err)
+		t.Errorf("the temporary lease file that a killed fencer left was not removed (error %v)", err)
 	}
 	testbed.Until(r, "stopped", func() bool { return r.engine.at(db) > 0 })
 	// A lease file that was written before the machine's last start is ignored.
 	if have, err := load(r.dir, "another boot"); err != nil || !have.Idle() {
-		t.Errorf("a lease of another boot was loaded as %+v, %v", have, err)
+		t.Errorf("a lease file from before the machine's last start was loaded as %+v, error %v; want an empty lease", have, err)
 	}
 	// A lease file that was not written completely before a power loss is ignored too.
 	for _, left := range []string{"", "\x00\x00"} {
@@ -384,7 +384,7 @@ func TestBothFencersEndWhenTheyAreIdle(t *testing.T) {
 		t.Error("the fencer ended before it had stopped the leased workloads")
 	}
 	if Alive(p) {
-		t.Error("the second fencer goes on after the first has ended")
+		t.Error("the first fencer ended because it was idle, but its second fencer still runs")
 	}
 }
 
@@ -409,17 +409,17 @@ func TestAFencerThatNeverAnswersIsKilled(t *testing.T) {
 	r.client.Start = func() error { return errors.New("the fake start function of this test starts no fencer") }
 	for range 2 {
 		if _, err := r.client.Renew(t.Context(), lease.Renewal{Agent: r.agent, Boot: r.boot, Ask: true}); err == nil {
-			t.Fatal("a renewal to a fencer that never answers succeeded")
+			t.Fatal("Renew returned no error although the fencer never answers")
 		}
 	}
 	select {
 	case <-ended:
 	case <-time.After(5 * time.Second):
-		t.Error("the fencer that hangs was not killed")
+		t.Error("the agent did not kill the fencer that never answers")
 	}
 }
 
-// only is a fake driver for one kind of workload. It has one workload, which runs until Halt is called.
+// only is a fake driver of one kind. Its engine has one workload, which runs until Halt is called.
 type only struct {
 	driver.Driver
 	kind   driver.Kind
@@ -457,17 +457,17 @@ func TestARuntimeThatIsInstalledLater(t *testing.T) {
 		return out, nil
 	}}
 	if out, err := d.Running(t.Context(), "c1", []lease.Workload{db}); err != nil || len(out) != 0 {
-		t.Fatalf("for a container that no longer exists Running returned %v, error %v", out, err)
+		t.Fatalf("for a container that its engine does not list Running returned %v, error %v; want none", out, err)
 	}
 	if out, err := d.Running(t.Context(), "c1", []lease.Workload{vm}); err == nil {
-		t.Errorf("without a runtime for virtual machines, Running returned %v", out)
+		t.Errorf("without a driver for virtual machines, Running returned %v and no error, want an error", out)
 	}
 	if d.Halt(t.Context(), "c1", vm, 0) == nil {
 		t.Error("Halt of a virtual machine succeeded without a driver for virtual machines")
 	}
 	kinds = append(kinds, driver.VM)
 	if out, err := d.Running(t.Context(), "c1", []lease.Workload{vm}); err != nil || !slices.Equal(out, []lease.Workload{vm}) {
-		t.Errorf("Running returned %v, error %v; want the virtual machine", out, err)
+		t.Errorf("after the driver for virtual machines was added, Running returned %v, error %v; want the virtual machine", out, err)
 	}
 	// Drivers that the fencer uses stay open; a second driver of the same kind is closed.
 	kept := map[driver.Kind]int{}
@@ -476,10 +476,10 @@ func TestARuntimeThatIsInstalledLater(t *testing.T) {
 			kept[o.kind]++
 		}
 		if i == 0 && o.closed {
-			t.Error("the driver that was used first is closed")
+			t.Error("the fencer closed the first container driver, which it still uses")
 		}
 	}
 	if want := map[driver.Kind]int{driver.Container: 1, driver.VM: 1}; !maps.Equal(kept, want) {
-		t.Errorf("the open drivers are %v, want %v", kept, want)
+		t.Errorf("the numbers of open drivers by kind are %v, want %v", kept, want)
 	}
 }

@@ -33,7 +33,7 @@ func FuzzLease(f *testing.F) {
 		next, _ := lease.Step(lease.State{Lease: l}, time.Duration(now), in)
 		l = next.Lease
 		if l.Deadline < before.Deadline || l.Lapses < before.Lapses {
-			t.Fatalf("a message moved the deadline back: the lease %+v became %+v", before, l)
+			t.Fatalf("a message of the agent made the deadline of the lease earlier: the lease %+v became %+v", before, l)
 		}
 		if l.Lapsed && len(l.Leased) != 0 && !before.Lapsed {
 			t.Fatalf("the lease has lapsed, but workloads are still leased: %+v", l)

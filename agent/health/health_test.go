@@ -85,24 +85,24 @@ func TestHTTPChecksReportHealth(t *testing.T) {
 	r.becomes("web", Healthy)
 	broken.Store(true)
 	if detail := r.becomes("web", Unhealthy); !strings.Contains(detail, "503") {
-		t.Errorf("the check failed with the reason %q, want HTTP status 503", detail)
+		t.Errorf("the HTTP health check failed with the reason %q, want one that names HTTP status 503", detail)
 	}
 	broken.Store(false)
 	r.becomes("web", Healthy)
 	if n := r.news.Load(); n != 3 {
-		t.Errorf("changed was called %d times, want once for each change of the state", n)
+		t.Errorf("the checker called changed %d times, want once for each change of the workload's health", n)
 	}
 	// A new instance starts without a result: results of earlier instances are dropped.
 	broken.Store(true)
 	target.Instance = "2"
 	r.Watch(target)
 	if state, _ := r.State("web"); state != Starting {
-		t.Errorf("the check of a new instance has state %q, want starting", state)
+		t.Errorf("the health check of a new instance has the state %q of the old instance, want starting", state)
 	}
 	r.becomes("web", Unhealthy)
 	r.Drop("web")
 	if state, _ := r.State("web"); state != "" {
-		t.Errorf("after Drop the check has state %q, want none", state)
+		t.Errorf("after Drop the health check of the workload has state %q, want none", state)
 	}
 }
 
@@ -120,16 +120,17 @@ func TestTCPOverAForwardedPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	if detail := r.becomes("db", Unhealthy); !strings.Contains(detail, "refused") {
-		t.Errorf("the check failed with the reason %q, want a refused connection", detail)
+		t.Errorf("the TCP health check failed with the reason %q, want a refused connection", detail)
 	}
 	r.Watch(Target{ID: "lost", Instance: "1", Check: &agentv1.HealthCheck{Tcp: true, Port: 1, Retries: 1}})
 	if detail := r.becomes("lost", Unhealthy); !strings.Contains(detail, "no address") {
-		t.Errorf("the check failed with the reason %q, want a missing address", detail)
+		t.Errorf("the health check of a workload without addresses and ports failed with the reason %q, want one about the missing address", detail)
 	}
 }
 
-// A workload has two addresses. One does not answer, for example because it is in a network that this
-// machine cannot reach. The check of the other address still succeeds within the time limit.
+// A workload has two addresses. The first address does not answer, for example because it is in a network
+// that this machine cannot reach. The health check still succeeds within its time limit, because the second
+// address answers.
 func TestASilentAddressLeavesTimeForTheOthers(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.2:0") // this listener accepts connections and never answers
 	if err != nil {
@@ -160,7 +161,7 @@ func TestFailuresInTheStartPeriodDoNotCount(t *testing.T) {
 	r.Watch(target)
 	r.becomes("old", Unhealthy)
 	if state, _ := r.State("slow"); state != Starting {
-		t.Errorf("a check that fails in the start period has state %q, want starting", state)
+		t.Errorf("a health check that fails in the start period of the workload has state %q, want starting", state)
 	}
 }
 

@@ -40,14 +40,14 @@ func TestFilesOfAWorkload(t *testing.T) {
 	for i, want := range []string{"one", "two"} {
 		data, err := os.ReadFile(paths[i])
 		if err != nil || string(data) != want {
-			t.Errorf("file %d has %q, %v, want %q", i, data, err, want)
+			t.Errorf("file %d of the workload has the content %q (error %v), want %q", i, data, err, want)
 		}
 		if info, _ := os.Stat(paths[i]); info.Mode() != 0o440 {
-			t.Errorf("file %d has mode %s", i, info.Mode())
+			t.Errorf("file %d of the workload has mode %s, want 0440", i, info.Mode())
 		}
 	}
 	if info, _ := os.Stat(s.Root()); info.Mode().Perm() != 0o700 {
-		t.Errorf("the folder has mode %s, want 0700", info.Mode())
+		t.Errorf("the folder of the store has mode %s, want 0700", info.Mode())
 	}
 	inode := func(path string) uint64 {
 		info, err := os.Stat(path)
@@ -59,11 +59,11 @@ func TestFilesOfAWorkload(t *testing.T) {
 	before := inode(paths[0])
 	put(t, s, "web", "c1:a", own("one"), own("two"))
 	if inode(paths[0]) != before {
-		t.Error("an unchanged file was replaced, although a container has mounted it")
+		t.Error("Put replaced an unchanged file by a new one, want the same inode, because a container may have mounted it")
 	}
 	put(t, s, "web", "c1:a", own("new"), own("two"))
 	if data, _ := os.ReadFile(paths[0]); string(data) != "new" {
-		t.Errorf("a changed file has %q", data)
+		t.Errorf("after Put with other content the file has the content %q, want \"new\"", data)
 	}
 	next := put(t, s, "web", "c1:b", own("three"))
 	live := own("before it changed")
@@ -74,13 +74,13 @@ func TestFilesOfAWorkload(t *testing.T) {
 	put(t, s, "web", "c1:a", live)
 	data, _ := os.ReadFile(at)
 	if info, _ := os.Stat(at); string(data) != "short" || inode(at) != was || info.Mode() != 0o440 {
-		t.Errorf("the file that changes in place has %q, inode %d and mode %s, want the inode %d", data, inode(at), info.Mode(), was)
+		t.Errorf("the file with InPlace has the content %q, inode %d and mode %s; want \"short\", inode %d and mode 0440", data, inode(at), info.Mode(), was)
 	}
 	shared := own("four")
 	shared.Key = "db secret/four/1"
 	kept := put(t, s, "web", "c1:a", shared)
 	if again := put(t, s, "web", "c1:b", shared); again[0] != kept[0] {
-		t.Errorf("the file with a key is at %s in another content, want %s", again[0], kept[0])
+		t.Errorf("for another specification (content) of the workload the file with a key is at %s, want the same path %s", again[0], kept[0])
 	}
 	gone := shared
 	gone.Key = "db secret/four/2"
@@ -89,10 +89,10 @@ func TestFilesOfAWorkload(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(paths[0]); !os.IsNotExist(err) {
-		t.Errorf("a file of the former content is still there: %v", err)
+		t.Errorf("after Trim a file that is not in the list to keep still exists: %v", err)
 	}
 	if _, err := os.Stat(dropped[0]); !os.IsNotExist(err) {
-		t.Errorf("a file whose key is no longer used is still there: %v", err)
+		t.Errorf("after Trim a file with a key that is not in the list to keep still exists: %v", err)
 	}
 	for _, path := range append(next, kept...) {
 		if _, err := os.Stat(path); err != nil {
@@ -104,13 +104,13 @@ func TestFilesOfAWorkload(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(other[0]); !os.IsNotExist(err) {
-		t.Errorf("a file of an unknown workload is still there: %v", err)
+		t.Errorf("after Keep a file of a workload that is not to be kept still exists: %v", err)
 	}
 	if err := s.Remove("web"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(s.Root(), "web")); !os.IsNotExist(err) {
-		t.Errorf("the folder of a deleted workload is still there: %v", err)
+		t.Errorf("after Remove the folder of the workload still exists: %v", err)
 	}
 }
 

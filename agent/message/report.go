@@ -106,7 +106,7 @@ func shorten(list []*controlv1.WorkloadStatus) {
 	if total <= mostWords {
 		return
 	}
-	share := mostWords / len(list) / 2 // each message may appear twice: as the message and as the reason
+	share := mostWords / len(list) / 2 // a report may contain its text twice: in Message and in Reason.Message
 	for _, s := range list {
 		s.Message = workload.Tail(s.Message, share)
 		if s.Reason != nil {

@@ -18,7 +18,7 @@ import (
 func TestAReportAsksForAnotherNode(t *testing.T) {
 	for _, want := range []bool{true, false} {
 		if got := report(&core.Workload{Status: &core.Status{ID: "web", TryElsewhere: want}}); got.GetTryElsewhere() != want {
-			t.Errorf("the report is %v, want try_elsewhere %t", got, want)
+			t.Errorf("the report to the schedulers is %v, want try_elsewhere %t", got, want)
 		}
 	}
 }
@@ -43,7 +43,8 @@ func TestAHeartbeatFits(t *testing.T) {
 	}
 }
 
-// The schedulers learn that a failed workload stays as it is.
+// If the status of a failed workload says that no retry helps (retry_terminal), the report to the schedulers
+// has the field terminal.
 func TestReportSaysThatNoRetryHelps(t *testing.T) {
 	for text, want := range map[string]bool{"true": true, "": false} {
 		st := &core.Status{ID: "web", State: workload.Failed, Metadata: map[string]string{"retry_terminal": text}}

@@ -37,5 +37,5 @@ func TestFailuresOlderThanAnHourAreCounted(t *testing.T) {
 			return
 		}
 	}
-	t.Error("the metric does not exist")
+	t.Error("the agent exports no metric of old failures")
 }

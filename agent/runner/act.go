@@ -62,8 +62,8 @@ func (r *Runner) begin(a *core.Act) {
 	})
 }
 
-// moved handles a driver's report of progress for a workload. The action on the workload then gets the full
-// StepTimeout again.
+// moved handles a driver's report of progress for a workload. The time limit StepTimeout of the action then
+// starts anew.
 func (r *Runner) moved(id, text string) {
 	r.do(core.Progress{ID: id, Text: text})
 	r.mu.Lock()
@@ -130,8 +130,8 @@ func (r *Runner) endJob(ctx context.Context, e *engine, a *core.Act) *driver.Obs
 	return o
 }
 
-// inspect returns the instance of a workload; nil if there is none. A driver that cannot inspect one workload
-// lists all.
+// inspect returns the instance of a workload; nil if there is none. If the driver cannot inspect a single
+// workload, inspect lists all instances of the engine.
 func inspect(ctx context.Context, d driver.Driver, id driver.ID) (*driver.Observed, error) {
 	if one, ok := d.(driver.Looker); ok {
 		return one.Look(ctx, id)

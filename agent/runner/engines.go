@@ -13,7 +13,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// engine is one driver, together with the state that the runner keeps about its engine.
+// engine is one container engine or hypervisor of the machine: its driver, and the state that the runner
+// keeps about it.
 type engine struct {
 	drv  driver.Driver
 	look flight
@@ -40,8 +41,7 @@ func (e *engine) hinted(id string) bool {
 }
 
 // unhint is called when an inspection of the workload id begins, or a list of all workloads if id is "". It
-// clears the record that events about id (or about all workloads) arrived. It reports whether an event about id
-// had arrived.
+// clears the hint for id, or all hints if id is "". It reports whether there was a hint for id.
 func (e *engine) unhint(id string) (was bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -103,8 +103,8 @@ func (r *Runner) Drivers() (out []driver.Driver) {
 	return out
 }
 
-// Refresh lists the engine of a kind and waits for the result. It does not use the result of a list that began
-// before the call.
+// Refresh lists the instances on the engine of a kind and waits for the result. It does not use the result of
+// a list that began before the call.
 func (r *Runner) Refresh(ctx context.Context, kind driver.Kind) error {
 	if e := r.engines.get(kind); e != nil {
 		return r.refresh(ctx, e)
@@ -145,9 +145,9 @@ func (r *Runner) bind(cluster string) error {
 	return err
 }
 
-// tellEngines passes event to the core. event says for which kinds of workloads there are drivers; made holds
-// these drivers. It then stores, for each driver, the number that the core assigned (core.Engine.Bound). r.mu
-// must be held.
+// tellEngines passes to the core an event that says for which kinds of workloads there are drivers. made
+// holds these drivers. Then tellEngines stores in each of them the number that the core has assigned to the
+// driver (core.Engine.Bound). r.mu must be held.
 func (r *Runner) tellEngines(event core.Engines, made map[driver.Kind]*engine) error {
 	for kind := range made {
 		event.Kinds = append(event.Kinds, kind)
@@ -248,8 +248,8 @@ func (r *Runner) closeReplaced(old, kept map[driver.Kind]*engine) {
 	}
 }
 
-// refresh lists an engine and waits for the result. It does not use the result of a list that began before the
-// call.
+// refresh lists the instances of an engine and waits for the result. It does not use the result of a list
+// that began before the call.
 func (r *Runner) refresh(ctx context.Context, e *engine) error { return e.look.fresh(ctx, r.Spawn) }
 
 func (r *Runner) list(e *engine) error {

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// flight runs one function for many callers. Every caller waits for a run that starts after its call; callers
-// that wait at the same time share that run. At most one run is active.
+// flight runs one function for many callers. Every caller waits for a run that starts after its call. Callers
+// that wait for the next run share it. At most one run is active.
 type flight struct {
 	run func() error
 

@@ -10,8 +10,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// each calls the function do for every engine, once per interval. The first calls are made after the first sweep
-// (a list of the instances on all engines). n is the number of the interval, from 0.
+// each calls the function do for every engine, once per interval. The first calls are made after the first
+// sweep (a list of the instances on all engines). n counts the intervals, from 0.
 func (r *Runner) each(every time.Duration, do func(n int, e *engine)) {
 	select {
 	case <-r.looked:

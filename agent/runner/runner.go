@@ -42,8 +42,8 @@ type Binding struct {
 	// A driver calls Progress with the text that the status of a workload is to show: the present step of the
 	// driver's work on it, or "" when the work has ended. Progress blocks only briefly.
 	Progress func(id driver.ID, text string)
-	// Pulled is called for each image that a driver pulled. If the name referred to another image until then,
-	// before is the id of that image.
+	// Pulled is called for each image that a driver pulled. ref is the image's name. If the engine had
+	// another image of this name before, before is the id of that other image.
 	Pulled func(ref, before string)
 	// Networks connects containers to networks that span nodes; nil if the node takes part in no networks.
 	Networks driver.Networks
@@ -135,7 +135,7 @@ type Runner struct {
 	met     chan struct{} // closed after the fencer's first answer, or if there is no fencer
 	looked  chan struct{} // closed after the first sweep
 	first   sync.Once
-	ownDisk bool // whether the default storage pool is on another disk than the root file system
+	ownDisk bool // whether the default storage pool is on a disk of its own, not on that of the root file system
 	process lease.Process
 	boot    string
 }
@@ -427,7 +427,7 @@ func (r *Runner) keepStatuses() {
 			pause = max(pause, r.cfg.Core.Policy.Base)
 			nudge(r.unkept) // storing failed: the reports stay in memory, and a later attempt stores them
 			if text != problem {
-				r.log.Error("could not write the state file", "error", text) // an error that repeats is logged only once
+				r.log.Error("could not write the state file", "error", text) // the same error is logged only once in a row
 			}
 		}
 		problem = text

@@ -9,8 +9,8 @@ import (
 )
 
 // lookAtPools asks the drivers for the storage pools of their engines. If an engine does not answer, its
-// previous pools are kept. lookAtPools reports whether the pools changed in a way that the node must register
-// again.
+// previous pools are kept. lookAtPools reports whether a pool of the node's registration changed, so that the
+// node must register again.
 func (r *Runner) lookAtPools(ctx context.Context) (changed bool) {
 	for _, e := range r.engines.list() {
 		pooler, ok := e.drv.(driver.Pooler)

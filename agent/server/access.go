@@ -16,9 +16,10 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// Permit decides whether a caller may use a method. Schedulers may use all methods. Gateways may only read, and so may
-// clients with a certificate of another authority that mapping maps. Other agents and users of the cluster, admins
-// included, may only call HealthCheck: an agent knows neither roles nor namespaces, but the schedulers do.
+// Permit decides whether a caller may use a method. Schedulers may use all methods. Gateways may only read,
+// and so may clients whose certificate is from another authority and has a name that mapping contains. Other
+// agents and users of the cluster, admins included, may only call HealthCheck: an agent knows neither roles
+// nor namespaces, but the schedulers do.
 func (s *Server) Permit(ctx context.Context, method string, mapping pki.Mapping) error {
 	if !strings.HasPrefix(method, "/"+agentv1.AgentService_ServiceDesc.ServiceName+"/") {
 		return nil // every caller may call the health and reflection services

@@ -113,7 +113,7 @@ func (s *Server) openSession(ctx context.Context, o *agentv1.ExecOpen) (driver.S
 // carry copies input and output between the caller and the command until the session ends. It calls cancel with
 // the reason if it ends the session itself.
 func (s *Server) carry(ctx context.Context, cancel context.CancelCauseFunc, stream agentv1.AgentService_ExecServer, session driver.Session) (int, error) {
-	var touched atomic.Int64 // time when input or output was last seen
+	var touched atomic.Int64 // time of the last input or output of the session
 	touch := func() { touched.Store(time.Now().UnixNano()) }
 	touch()
 	if idle := s.cfg.SessionIdle; idle > 0 {

@@ -20,15 +20,15 @@ func TestNetworkViewLeavesOut(t *testing.T) {
 		problem         string   // text of the only problem; "" if there is none
 	}{
 		{"nothing", func(*agentv1.NetworkView) {}, "10.0.0.1", []string{"b 10.0.0.2", "c 10.0.0.3"}, []string{"back [b c]", "web [c]"}, ""},
-		{"IPv4 addresses in IPv6 form", func(m *agentv1.NetworkView) { m.Address, m.Peers[0].Address = "::ffff:10.0.0.1", "::ffff:10.0.0.2" },
+		{"IPv4 addresses of nodes in IPv6 form are converted to IPv4", func(m *agentv1.NetworkView) { m.Address, m.Peers[0].Address = "::ffff:10.0.0.1", "::ffff:10.0.0.2" },
 			"10.0.0.1", []string{"b 10.0.0.2", "c 10.0.0.3"}, []string{"back [b c]", "web [c]"}, ""},
-		{"a peer inside a network", func(m *agentv1.NetworkView) { m.Peers[1].Address = "10.216.7.7" }, "10.0.0.1", []string{"b 10.0.0.2"},
+		{"a peer whose address is in the subnet of a network is left out", func(m *agentv1.NetworkView) { m.Peers[1].Address = "10.216.7.7" }, "10.0.0.1", []string{"b 10.0.0.2"},
 			[]string{"back [b]", "web []"}, "node c is left out of the networks: its address 10.216.7.7 is in the subnet 10.216.0.0/20 of network shop/back"},
-		{"this node inside a network", func(m *agentv1.NetworkView) { m.Address = "10.216.7.7" }, "10.216.7.7", []string{"b 10.0.0.2", "c 10.0.0.3"},
+		{"a network whose subnet contains this node's address is left out", func(m *agentv1.NetworkView) { m.Address = "10.216.7.7" }, "10.216.7.7", []string{"b 10.0.0.2", "c 10.0.0.3"},
 			[]string{"web [c]"}, "network shop/back is left out on this node: its subnet 10.216.0.0/20 contains 10.216.7.7"},
-		{"a peer with the address of this node", func(m *agentv1.NetworkView) { m.Peers[0].Address = "::ffff:10.0.0.1" }, "10.0.0.1", []string{"c 10.0.0.3"},
+		{"a peer with the address of this node is left out", func(m *agentv1.NetworkView) { m.Peers[0].Address = "::ffff:10.0.0.1" }, "10.0.0.1", []string{"c 10.0.0.3"},
 			[]string{"back [c]", "web [c]"}, "node b is left out of the networks: it registered with 10.0.0.1, which is the address of this node"},
-		{"a peer without an address", func(m *agentv1.NetworkView) { m.Peers[0].Address = "b.example" }, "10.0.0.1", []string{"c 10.0.0.3"},
+		{"a peer whose address is a host name is left out", func(m *agentv1.NetworkView) { m.Peers[0].Address = "b.example" }, "10.0.0.1", []string{"c 10.0.0.3"},
 			[]string{"back [c]", "web [c]"}, `node b is left out of the networks: "b.example" is not the address of a host`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -59,10 +59,10 @@ func TestNetworkViewLeavesOut(t *testing.T) {
 				networks = append(networks, fmt.Sprint(n.Name, " ", with))
 			}
 			if v.Address.String() != c.address || !slices.Equal(peers, c.peers) || !slices.Equal(networks, c.networks) {
-				t.Errorf("address %s, peers %v, networks %v; want %s, %v, %v", v.Address, peers, networks, c.address, c.peers, c.networks)
+				t.Errorf("the view has address %s, peers %v and networks %v; want %s, %v and %v", v.Address, peers, networks, c.address, c.peers, c.networks)
 			}
 			if got := strings.Join(v.Problems, "\n"); (got == "") != (c.problem == "") || !strings.Contains(got, c.problem) || len(v.Problems) > 1 {
-				t.Errorf("the problems are %q, want only one, with %q", v.Problems, c.problem)
+				t.Errorf("the problems of the view are %q, want at most one, with the text %q", v.Problems, c.problem)
 			}
 		})
 	}
@@ -85,7 +85,7 @@ func TestServiceSlices(t *testing.T) {
 		case fault == "" && (err != nil || fmt.Sprint(v.Networks[0].Services) != "["+text+"]"):
 			t.Errorf("%s: %v, error %v", text, v.Networks, err)
 		case fault != "" && (err == nil || !strings.Contains(err.Error(), fault)):
-			t.Errorf("%s: error %v, want %q", text, err, fault)
+			t.Errorf("for the service slice %s NetworkView returned the error %v, want %q", text, err, fault)
 		}
 	}
 }

@@ -127,9 +127,10 @@ func MemoryFiles(spec *agentv1.WorkloadSpec) []*agentv1.MemoryFile {
 }
 
 // EachSecret replaces every secret of a specification by the result of fn: environment values, cloud-init
-// documents and passwords. If stack is set, it also replaces the text of a Compose file, the files of the stack
-// and the URL of its repository, which may all contain secrets. fn also gets the name of the field, and
-// encrypts the value together with this name. So nobody can swap the encrypted values of two fields.
+// documents and passwords. If stack is set, it also replaces the text of a Compose file, the files of the
+// stack and the URL of its repository, which may all contain secrets. fn also gets the name of the field, and
+// encrypts the value together with this name. So the encrypted value of one field cannot be decrypted as that
+// of another field.
 func EachSecret(spec *agentv1.WorkloadSpec, stack bool, fn func(field, value string) (string, error)) error {
 	values := func(field string, m map[string]string) error {
 		for k, v := range m {
@@ -366,8 +367,8 @@ func Traits(spec *agentv1.WorkloadSpec) (core.Traits, error) {
 	return t, nil
 }
 
-// liveFiles returns a hash of those in-memory files that are replaced while the instance runs (the instance is then
-// signalled); "" if there are none.
+// liveFiles returns a hash of the in-memory files that the agent replaces while the instance runs, and after
+// which it signals the instance. It returns "" if there are none.
 func liveFiles(spec *agentv1.WorkloadSpec) string {
 	h, some := sha256.New(), false
 	for _, f := range MemoryFiles(spec) {

@@ -26,17 +26,17 @@ func TestSecretsAreSealedOnDisk(t *testing.T) {
 		kind workload.Kind
 		spec *agentv1.WorkloadSpec
 	}{
-		{"environment of a container", workload.Container, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{
+		{"the environment of a container is encrypted", workload.Container, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{
 			Image: "x", Env: map[string]string{"TOKEN": "hunter2-secret"}}}}},
-		{"environment of a Compose project", workload.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
+		{"the environment of a Compose project is encrypted", workload.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
 			ComposeYaml: "services: {a: {image: x, environment: {TOKEN: hunter2-secret}}}", Env: map[string]string{"TOKEN": "hunter2-secret"}}}}},
-		{"text of a Compose project in base64", workload.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
+		{"the text of a Compose project in base64 is encrypted", workload.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
 			ComposeYaml: base64.StdEncoding.EncodeToString([]byte("hunter2-secret"))}}}},
-		{"files of a Compose project", workload.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
+		{"the files of a Compose project are encrypted", workload.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
 			ComposeYaml: "services: {}", Files: []byte("hunter2-secret")}}}},
-		{"credentials in the URL of a Compose project", workload.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
+		{"the repository URL of a Compose project, with credentials, is encrypted", workload.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
 			SourceType: "git", GitRepo: "https://user:hunter2-secret@git.example/stack.git", GitRef: "main"}}}},
-		{"cloud-init of a VM", workload.VM, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{
+		{"the cloud-init document of a VM is encrypted", workload.VM, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{
 			Name: "x", CloudInit: "hunter2-secret", CloudInitConfig: &agentv1.CloudInitConfig{
 				UserData: "hunter2-secret", MetaData: "hunter2-secret", NetworkConfig: "hunter2-secret", VendorData: "hunter2-secret"}}}}},
 	} {
@@ -65,7 +65,7 @@ func TestSecretsAreSealedOnDisk(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := back.open(other); err == nil || strings.Contains(err.Error(), "hunter2") {
-				t.Errorf("opening the record with another key returned %v, want an error", err)
+				t.Errorf("decrypting the record with another key returned the error %v, want an error", err)
 			}
 		})
 	}

@@ -36,7 +36,7 @@ const (
 	bucketTasks       = "tasks"
 	bucketTombstones  = "tombstones"
 	bucketMeta        = "meta"
-	bucketImages      = "images" // images that this agent pulled; the key is the image's name, or its id once another image has the name
+	bucketImages      = "images" // images that this agent pulled; the key is the name of the image, or the id of the image once its name refers to a newer image
 	bucketVolumes     = "volumes"
 	bucketAttachments = "attachments"
 	bucketAddresses   = "addresses" // addresses of containers on networks that span nodes
@@ -257,10 +257,10 @@ func (s *Store) WriteStatuses(list []*core.Workload) error {
 // specifications are computed with it.
 func (s *Store) Key() *pki.Key { return s.key }
 
-// Pulled records that a driver pulled image ref. If the name ref referred to another image until then, before
-// is the id of that image, otherwise it is empty. If before is set and the store already has a record that this
-// agent pulled ref, the replaced image was pulled by this agent too. Pulled then also records the image with
-// the id before.
+// Pulled is called after a driver pulled an image. If before is empty, Pulled records that this agent pulled
+// the image with the name ref. If before is set, ref was until the pull the name of an older image, whose id
+// is before. If the store already has a record for ref, this agent pulled the older image too: Pulled then
+// records the older image, by its id. Otherwise Pulled records nothing.
 func (s *Store) Pulled(ref, before string, at time.Time) error {
 	return s.update(func(w write) error {
 		if before != "" {

@@ -39,7 +39,7 @@ func TestHistoryAveragesSteps(t *testing.T) {
 		{"none", usage.Hour, ""},
 	} {
 		if got := shown(c.id, c.span); got != c.want {
-			t.Errorf("the history of %q over %s is %q, want %q", c.id, c.span.Length, got, c.want)
+			t.Errorf("the history of workload %q (the machine if empty) over %s has the samples %q, want %q", c.id, c.span.Length, got, c.want)
 		}
 	}
 }
@@ -53,20 +53,20 @@ func TestHistoryIsBounded(t *testing.T) {
 		h.Add("web", "1", at, usage.Counters{Millicores: 10})
 	}
 	if n := len(h.List("web", usage.Hour, at)); n < 59 || n > 61 {
-		t.Errorf("the last hour has %d samples, want 60", n)
+		t.Errorf("the history of the last hour has %d samples, want 60 (one per minute)", n)
 	}
 	if n := len(h.List("web", usage.Day, at)); n < 95 || n > 97 {
-		t.Errorf("the last day has %d samples, want 96", n)
+		t.Errorf("the history of the last day has %d samples, want 96 (one per 15 min)", n)
 	}
 	if n := len(h.List("web", usage.Hour, at.Add(2*time.Hour))); n != 0 {
-		t.Errorf("two hours after the last measurement the last hour has %d samples, want none", n)
+		t.Errorf("two hours after the last measurement the history of the last hour has %d samples, want none", n)
 	}
 	h.Forget(at.Add(23 * time.Hour))
 	if h.List("web", usage.Day, at) == nil {
-		t.Error("a history was forgotten within a day")
+		t.Error("Forget dropped the history of a workload that was measured within the last day")
 	}
 	h.Forget(at.Add(25 * time.Hour))
 	if h.List("web", usage.Day, at) != nil {
-		t.Error("a history was kept for more than a day without a measurement")
+		t.Error("Forget kept the history of a workload without a measurement in the last day")
 	}
 }

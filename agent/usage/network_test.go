@@ -16,7 +16,7 @@ func TestNetworkCountsCardsOnce(t *testing.T) {
 		all            []net.IOCountersStat
 		received, sent int64
 	}{
-		{"network cards, a bridge and the interface of a workload", []net.IOCountersStat{count("lo", 1, 2), count("veth1", 5, 6), count("card0", 10, 20), count("docker0", 5, 6), count("card1", 100, 200)}, 110, 220},
+		{"only the network cards are counted, not a bridge and the interface of a workload", []net.IOCountersStat{count("lo", 1, 2), count("veth1", 5, 6), count("card0", 10, 20), count("docker0", 5, 6), count("card1", 100, 200)}, 110, 220},
 		{"a container", []net.IOCountersStat{count("lo", 1, 2), count("eth0", 10, 20)}, 10, 20},
 		{"no network", []net.IOCountersStat{count("lo", 1, 2)}, 0, 0},
 	} {

@@ -25,24 +25,24 @@ func TestTableComputesUsageFromSamples(t *testing.T) {
 		sample("b", "2", 10*time.Second, 0, -1),             // a new instance of the workload, whose counter starts from 0
 	})
 	if r, _ := table.Get("a"); r.Millicores != 500 || r.Disk != 500 {
-		t.Errorf("the reading has %v millicores and %d bytes of disk, want 500 and the disk use that was measured before", r.Millicores, r.Disk)
+		t.Errorf("the reading has %v millicores and %d bytes of disk, want 500 millicores, and the disk use of the previous measurement", r.Millicores, r.Disk)
 	}
 	if r, _ := table.Get("b"); r.Millicores != -1 {
 		t.Errorf("after one measurement of a new instance the reading has %v millicores, want -1 for unknown", r.Millicores)
 	}
 	fresh, seen := table.After(seen)
 	if len(fresh) != 2 || fresh[0].ID != "a" || fresh[1].ID != "b" {
-		t.Errorf("the readings since the first measurement are %v, want those of a and b", fresh)
+		t.Errorf("the readings that are newer than the first measurement are %v, want those of workloads a and b", fresh)
 	}
 	if again, _ := table.After(seen); len(again) != 0 {
-		t.Errorf("the readings since the last measurement are %v, want none", again)
+		t.Errorf("the readings that are newer than the last measurement are %v, want none", again)
 	}
 	table.Observe(driver.Container, []driver.Usage{sample("b", "2", 20*time.Second, time.Second, -1)})
 	if _, ok := table.Get("a"); ok {
-		t.Error("the reading of a, which has ended, was not dropped")
+		t.Error("workload \"a\" is missing in a newer measurement of its driver, but its reading was not dropped")
 	}
 	if _, ok := table.Get("v"); !ok {
-		t.Error("the reading of v, which belongs to another driver, was dropped")
+		t.Error("a measurement of the container driver dropped the reading of \"v\", a workload of another driver")
 	}
 	table.Observe(driver.Container, []driver.Usage{sample("b", "2", 15*time.Second, 2*time.Second, -1)})
 	if r, _ := table.Get("b"); r.Millicores != -1 {

@@ -53,7 +53,7 @@ type Lease struct {
 	ToStop []Workload `json:"condemned,omitempty"`
 }
 
-// Idle reports whether nothing has to be stopped, now or later.
+// Idle reports whether no workload has to be stopped, now or at the end of the lease.
 func (l Lease) Idle() bool { return len(l.Leased) == 0 && len(l.ToStop) == 0 }
 
 // confirmed reports whether the agent has confirmed every lapse (end of a lease with leased workloads).

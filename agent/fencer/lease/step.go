@@ -15,7 +15,7 @@ type State struct {
 	Lease Lease
 
 	unconfirmed lapse
-	idleSince   time.Duration // time since which no agent lives and nothing has to be stopped; 0 while the fencer is needed
+	idleSince   time.Duration // time at which the fencer became idle: its agent is dead and it has no workload to stop; 0 while the fencer is needed
 	looking     bool
 	halting     []Workload
 }
@@ -112,9 +112,9 @@ func (Halt) effect()    {}
 func (Stopped) effect() {}
 func (Exit) effect()    {}
 
-// ReadsFile reports whether a second fencer has to read the lease file before its next Tick. The file is
-// its only source, because the first fencer sends it no messages. It needs the current lease only once the
-// last deadline that it read has passed.
+// ReadsFile reports whether a second fencer has to read the lease file before its next Tick. The file is its
+// only source, because the first fencer sends it no messages. It reads the file only once the deadline that
+// it read last has passed, because the first fencer may have extended the lease since.
 func (s State) ReadsFile(now time.Duration) bool {
 	return !s.First && (now >= s.Lease.Deadline+SecondWaits || s.Lease.Idle() || s.Lease.Lapsed)
 }

@@ -46,13 +46,14 @@ type State struct {
 // New returns the State of an agent that has not registered.
 func New() State { return State{Interval: defaultInterval, Lease: 3 * defaultInterval} }
 
-// Answer is what a scheduler answered to a registration or a heartbeat that was sent at the time Sent.
+// Answer holds a scheduler's answer to a registration or heartbeat. The agent sent that registration or
+// heartbeat at the time Sent.
 type Answer struct {
 	Sent     time.Time
 	Epoch    core.Epoch // epoch of the scheduler; zero for a legacy v1 scheduler
 	Lease    time.Duration
-	LeaseEnd time.Time     // from a legacy v1 scheduler, which sends no length: the end, by that scheduler's clock; may be zero
-	Interval time.Duration // time between two heartbeats; 0 = as before
+	LeaseEnd time.Time     // end of the lease, by the clock of a legacy v1 scheduler, which sends no length; may be zero
+	Interval time.Duration // time between two heartbeats; 0 = the interval does not change
 	SendFull bool          // the next heartbeat must have all reports
 }
 
@@ -83,9 +84,9 @@ func (s State) Accepted(a Answer) State {
 	return s.extend(a)
 }
 
-// Acknowledged returns the state after a scheduler acknowledged the heartbeat b, whose reports were of the given version.
-// If the leader has changed, the next heartbeat has all reports: the new leader has none of those that the previous
-// leader received.
+// Acknowledged returns the state after a scheduler acknowledged the heartbeat b, whose reports were of the
+// given version. If the leader has changed, the next heartbeat has all reports, because the new leader has
+// not received the reports that were sent to the previous leader.
 func (s State) Acknowledged(b Beat, version uint64, a Answer) State {
 	s.Acked, s.failures = version, 0
 	s.sinceFull++
@@ -139,8 +140,8 @@ func (s State) Wait(random func(time.Duration) time.Duration) time.Duration {
 	return s.Interval - random(s.Interval/10)
 }
 
-// Due reports whether the next heartbeat is sent soon, before the interval has passed: the scheduler lacks reports. version
-// is the newest version of the workload reports.
+// Due reports whether the next heartbeat must be sent soon, before the interval has passed, because the
+// scheduler lacks reports. version is the newest version of the workload reports.
 func (s State) Due(version uint64) bool { return s.Full || version > s.Acked }
 
 // Failing reports whether the last call failed.

@@ -35,7 +35,7 @@ func TestLeases(t *testing.T) {
 			s, b := registered().Beat()
 			s = s.Acknowledged(b, 1, c.answer)
 			if want := c.answer.Sent.Add(c.until); !s.LeaseUntil.Equal(want) || s.Lease != c.length {
-				t.Errorf("the lease of %s ends at %s, want %s and %s", s.Lease, s.LeaseUntil, c.length, want)
+				t.Errorf("the lease has the length %s and ends at %s, want the length %s and the end %s", s.Lease, s.LeaseUntil, c.length, want)
 			}
 			if at := s.LeaseUntil; s.Expire(at).Registered || !s.Expire(at.Add(-1)).Registered {
 				t.Error("the agent must register again when its lease has ended, and not before")
@@ -58,15 +58,15 @@ func TestFullHeartbeats(t *testing.T) {
 	}
 	for i := range FullEvery {
 		if full(ok) {
-			t.Errorf("heartbeat %d after one with all reports has all reports too", i+1)
+			t.Errorf("heartbeat number %d after a heartbeat with all reports has all reports too, want only changed reports", i+1)
 		}
 	}
 	if !full(ok) || full(ok) {
-		t.Errorf("one heartbeat after %d others must have all reports", FullEvery)
+		t.Errorf("after %d heartbeats with changed reports, the next heartbeat must have all reports", FullEvery)
 	}
 	full(Answer{Sent: sent, Epoch: first, SendFull: true})
 	if !full(Answer{Sent: sent, Epoch: second}) {
-		t.Error("the heartbeat after an answer that asks for all reports must have them")
+		t.Error("the heartbeat after an answer with SendFull must have all reports")
 	}
 	if !full(Answer{Sent: sent, Epoch: second}) {
 		t.Error("the heartbeat after a change of the leader must have all reports")
@@ -95,7 +95,7 @@ func TestReportsThatTheSchedulerLacksAreDue(t *testing.T) {
 		s, b := registered().Beat()
 		c.answer.Sent = sent
 		if got := s.Acknowledged(b, 5, c.answer).Due(c.version); got != c.want {
-			t.Errorf("%s: a heartbeat is due: %t, want %t", c.name, got, c.want)
+			t.Errorf("%s: a heartbeat is due before the interval has passed: %t, want %t", c.name, got, c.want)
 		}
 	}
 }
@@ -115,7 +115,7 @@ func TestWaitBetweenCalls(t *testing.T) {
 	most := func(d time.Duration) time.Duration { return d }
 	s := registered()
 	if got := []time.Duration{s.Wait(most), s.Wait(least)}; got[0] != 2700*time.Millisecond || got[1] != 3*time.Second {
-		t.Errorf("the agent waits between %s and %s, want an interval of 3s less at most a tenth", got[0], got[1])
+		t.Errorf("between two heartbeats the agent waits %s to %s, want 2.7 s to the interval of 3 s", got[0], got[1])
 	}
 	for _, want := range []time.Duration{50, 100, 200, 400, 800, 1600, 2000, 2000} {
 		s = s.Failed(false)
@@ -128,7 +128,7 @@ func TestWaitBetweenCalls(t *testing.T) {
 	}
 	s, b := s.Beat()
 	if s = s.Acknowledged(b, 7, Answer{Sent: sent, Epoch: first}); s.Failing() || s.Acked != 7 {
-		t.Errorf("after an acknowledged heartbeat the state is %+v, want no failure and version 7", s)
+		t.Errorf("after an acknowledged heartbeat the session state is %+v, want no failures and the acknowledged version 7", s)
 	}
 }
 
