@@ -7,22 +7,23 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// TestTheEndOfAFormerInstanceIsNoSuccess: an order has given a job another specification. The agent has stopped the former
-// instance, and the new one does not exist yet.
+// TestTheEndOfAFormerInstanceIsNoSuccess: an order has given a job another specification. The agent has
+// stopped the job's former instance and has not made the new one yet. The stopped former instance must not
+// count as the success of the job.
 func TestTheEndOfAFormerInstanceIsNoSuccess(t *testing.T) {
 	for content, want := range map[string]bool{"c1:new": true, "c1:former": false} {
 		in := &Intent{ID: "pack", EngineContent: "c1:new", DesiredState: "running"}
 		in.Traits.RestartPolicy = "no"
 		w := &Workload{ID: "pack", Intent: in, Observed: &workload.Observed{State: workload.Stopped, Content: content}, Failure: Failure{Ended: "its end"}}
 		if got := w.completed(); got != want {
-			t.Errorf("an instance with content %s has ended; completed is %t, want %t", content, got, want)
+			t.Errorf("the instance with content %q has ended, and the order asks for content \"c1:new\": the job counts as completed: %t, want %t", content, got, want)
 		}
 	}
 }
 
-// TestTheEndOfAFormerInstanceKeepsTheFailedStart: the agent has stopped the former instance of a workload, and has then
-// failed to start the new one. When it observes the end of the former instance, it must keep the failure of the start,
-// with its cause and the time of the next try.
+// TestTheEndOfAFormerInstanceKeepsTheFailedStart: the agent has stopped the former instance of a workload,
+// and has then failed to start the new one. When it observes the end of the former instance, it must keep the
+// record of the failed start, with its failure class and the time of the next attempt.
 func TestTheEndOfAFormerInstanceKeepsTheFailedStart(t *testing.T) {
 	now := time.Unix(1000, 0)
 	start := Failure{Class: workload.ImagePullTimeout, Message: "no route", At: now, Attempts: 1, Next: now.Add(5 * time.Second)}
@@ -36,7 +37,7 @@ func TestTheEndOfAFormerInstanceKeepsTheFailedStart(t *testing.T) {
 		w := x.edit(x.Get("pack"))
 		x.evaluate(w)
 		if got := w.Failure.Attempts == 1 && w.Failure.Class == start.Class && w.Failure.Next.Equal(start.Next) && w.Failure.Ended != ""; got != kept {
-			t.Errorf("after the end of an instance with content %s the failure is %+v; the failed start is kept: %t, want %t", content, w.Failure, got, kept)
+			t.Errorf("after the end of the instance with content %q the workload's failure record is %+v; the failed start is kept: %t, want %t", content, w.Failure, got, kept)
 		}
 	}
 }
@@ -93,13 +94,14 @@ func (h *history) lists(code int, partly bool) *Status {
 	return h.s.Get("pack").Status
 }
 
-// TestStepReportsTheExitOfAJobThatIsBeingInspected: a job ended while the agent was down. The agent inspects it, and lists the
-// instances meanwhile. The report says how the job ended, at once: without the exit, the schedulers would count a failure.
+// TestStepReportsTheExitOfAJobThatIsBeingInspected: a job ended while the agent was down. The agent inspects
+// it, and lists the instances meanwhile. The next report must already contain the exit of the job: without
+// the exit, the schedulers would count a failure.
 func TestStepReportsTheExitOfAJobThatIsBeingInspected(t *testing.T) {
 	for code, state := range map[int]workload.State{0: workload.Stopped, 3: workload.Failed} {
 		h := restoredJob(t, workload.Container, pending[""], Failure{})
 		if a := h.step(Start{}).act(); a == nil || a.Verb != Look {
-			t.Fatalf("at its start the core's action is %+v, want a look", a)
+			t.Fatalf("at its start the core's action is %+v, want a Look (an inspection of the instance)", a)
 		}
 		if st := h.lists(code, false); st.State != state || (st.Reason == ReasonCompleted) != (code == 0) || st.Exit.EndedAt.IsZero() || st.Exit.Code != code {
 			t.Errorf("the job is reported as %+v, want that it ended with exit code %d", st, code)

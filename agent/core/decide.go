@@ -47,15 +47,16 @@ type desired struct {
 	running  bool
 	content  string // content label that the instance must have
 	deleting bool
-	// recreate: a new order arrived before the delete of the workload was carried out, so the instance must be
-	// replaced.
+	// recreate: a new order arrived before the delete of the workload was carried out, so the instance of the
+	// deleted workload must be replaced.
 	recreate bool
 	restart  bool
 	// refresh: files that the running instance reads from memory (such as secrets) changed, and
 	// must be replaced without a new instance.
 	refresh bool
-	// asked: an order arrived after the last attempt to start the workload. The workload is then started in
-	// spite of the back-off, and in spite of a restart policy that keeps ended workloads stopped.
+	// asked: an order arrived after the last attempt to start the workload. So the agent starts the workload
+	// at once, even during the back-off after failures, and even if the restart policy keeps an ended
+	// workload stopped.
 	asked bool
 	// keepEnded: the restart policy keeps an ended workload stopped.
 	keepEnded bool
@@ -71,10 +72,10 @@ type desired struct {
 	// does not happen before healAt.
 	unhealthy bool
 	healAt    time.Time
-	// healing: the restart of an unhealthy workload has begun and not ended. It is continued, whatever the
-	// restart policy says, because the agent itself stopped the workload.
+	// healing: the restart of an unhealthy workload has begun and is not complete. It is continued, whatever
+	// the restart policy says, because the agent itself stopped the workload.
 	healing bool
-	// former: the instance was made for another specification than the present one.
+	// former: the instance was made for a previous specification of the workload.
 	former bool
 }
 
@@ -216,8 +217,8 @@ func (p Policy) delay(attempt int) time.Duration {
 // taken port. The bound may be short, because such an attempt costs only one call of the engine.
 const localMax = 15 * time.Second
 
-// passing returns the delay before the next attempt, if the last attempts failed for a temporary reason of
-// the given failure class.
+// passing returns the delay before the next attempt after a number of attempts that failed for a temporary
+// reason. class is the failure class of that reason.
 func (p Policy) passing(class workload.Class, attempts int) time.Duration {
 	switch class {
 	case workload.PortBindConflict, workload.NameConflict, workload.StorageAttachFailed, workload.RuntimeResourceMissing, workload.ImageNotOnNode:
@@ -244,8 +245,8 @@ func (p Policy) failed(f Failure, class workload.Class, message string, now time
 		f.OfNode = 0
 	}
 	if class == workload.RuntimeUnhealthy {
-		// The engine itself failed, so this does not count towards the maximum number of attempts of the
-		// workload.
+		// The engine itself failed, so this failure does not count towards Policy.Limit, the maximum number
+		// of attempts for a workload.
 		f.Attempts, f.Next, f.Final = max(f.Attempts, 1), now.Add(p.Base), false
 		return f
 	}
@@ -308,7 +309,7 @@ func (p Policy) settle(d desired, o workload.Observed, f Failure, now time.Time)
 			return f
 		}
 		if d.asked && d.waits {
-			return f // the agent restarted before it carried the order out, so an instance of an older order has ended
+			return f // the agent restarted before it carried the order out, so the ended instance belongs to an older order
 		}
 		if d.asked || d.restart || d.recreate || d.healing || d.former {
 			// The instance ended before the present order arrived, which starts it again, or the agent stopped

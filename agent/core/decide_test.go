@@ -35,39 +35,39 @@ func TestDecideFollowsItsTable(t *testing.T) {
 			[6]Verb{Nothing, Halt, Halt, Nothing, Nothing, Halt}},
 		{"stopped, other services of a failed stack run", desired{content: "x"}, observation{content: "x", partly: true}, Failure{},
 			[6]Verb{Nothing, Halt, Halt, Nothing, Halt, Halt}},
-		{"stopped after a lost lease", desired{running: true, lapsed: true, content: "x"}, observation{content: "x"}, Failure{},
+		{"the lease ended, so the workload must be stopped", desired{running: true, lapsed: true, content: "x"}, observation{content: "x"}, Failure{},
 			[6]Verb{Nothing, Halt, Halt, Nothing, Nothing, Halt}},
-		{"stopped after a lost lease, other services of a failed stack run", desired{running: true, lapsed: true, content: "x"}, observation{content: "x", partly: true}, Failure{},
+		{"the lease ended, so the workload must be stopped, other services of a failed stack run", desired{running: true, lapsed: true, content: "x"}, observation{content: "x", partly: true}, Failure{},
 			[6]Verb{Nothing, Halt, Halt, Nothing, Halt, Halt}},
-		{"over its disk limit", desired{running: true, over: true, content: "x"}, observation{content: "x"}, Failure{},
+		{"the workload is over its disk limit", desired{running: true, over: true, content: "x"}, observation{content: "x"}, Failure{},
 			[6]Verb{Nothing, Halt, Halt, Nothing, Nothing, Halt}},
-		{"over its disk limit, other services of a failed stack run", desired{running: true, over: true, content: "x"}, observation{content: "x", partly: true}, Failure{},
+		{"the workload is over its disk limit, other services of a failed stack run", desired{running: true, over: true, content: "x"}, observation{content: "x", partly: true}, Failure{},
 			[6]Verb{Nothing, Halt, Halt, Nothing, Halt, Halt}},
-		{"waits for an order after a restart", desired{running: true, content: "x", waits: true, asked: true}, observation{content: "x"}, Failure{},
+		{"an exclusive workload waits for an order after a restart of the agent", desired{running: true, content: "x", waits: true, asked: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Nothing, Nothing, Nothing, Nothing, Nothing, Nothing}},
-		{"waits for an order after a restart, other content", desired{running: true, content: "y", waits: true, recreate: true}, observation{content: "x"}, Failure{},
+		{"an exclusive workload waits for an order after a restart of the agent, other content", desired{running: true, content: "y", waits: true, recreate: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Nothing, Nothing, Recreate, Nothing, Nothing, Nothing}},
-		{"waits for an order after a restart, deleting", desired{running: true, content: "x", waits: true, deleting: true}, observation{content: "x"}, Failure{},
+		{"an exclusive workload waits for an order after a restart of the agent, and is deleted", desired{running: true, content: "x", waits: true, deleting: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Remove, Remove, Remove, Remove, Remove, Remove}},
-		{"deleting", desired{running: true, content: "x", deleting: true}, observation{content: "x"}, Failure{},
+		{"a workload is deleted", desired{running: true, content: "x", deleting: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Remove, Remove, Remove, Remove, Remove, Remove}},
-		{"deleting, in back-off, a new order arrived", desired{running: true, content: "x", deleting: true, asked: true}, observation{content: "x"}, Failure{Attempts: 1, Next: now.Add(1)},
+		{"a delete failed and is in back-off, a new order arrived", desired{running: true, content: "x", deleting: true, asked: true}, observation{content: "x"}, Failure{Attempts: 1, Next: now.Add(1)},
 			[6]Verb{Wait, Wait, Wait, Wait, Wait, Wait}},
-		{"deleting a workload whose attempts were used up", desired{running: true, content: "x", deleting: true}, observation{content: "x"}, Failure{Attempts: 3, Final: true},
+		{"a workload is deleted whose attempts to start were used up", desired{running: true, content: "x", deleting: true}, observation{content: "x"}, Failure{Attempts: 3, Final: true},
 			[6]Verb{Remove, Remove, Remove, Remove, Remove, Remove}},
-		{"recreate", desired{running: true, content: "x", recreate: true}, observation{content: "x"}, Failure{},
+		{"a new order arrived before the delete was carried out (recreate)", desired{running: true, content: "x", recreate: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Ensure, Recreate, Recreate, Recreate, Recreate, Recreate}},
-		{"restart", desired{running: true, content: "x", restart: true}, observation{content: "x"}, Failure{},
+		{"desired running, a restart was ordered", desired{running: true, content: "x", restart: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Ensure, Restart, Restart, Ensure, Ensure, Nothing}},
-		{"restart, in back-off", desired{running: true, content: "x", restart: true}, observation{content: "x"}, Failure{Attempts: 1, Next: now.Add(1)},
+		{"desired running, a restart was ordered and failed, in back-off", desired{running: true, content: "x", restart: true}, observation{content: "x"}, Failure{Attempts: 1, Next: now.Add(1)},
 			[6]Verb{Wait, Wait, Wait, Wait, Wait, Nothing}},
-		{"refresh", desired{running: true, content: "x", refresh: true}, observation{content: "x"}, Failure{},
+		{"desired running, files in memory must be refreshed", desired{running: true, content: "x", refresh: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Ensure, Refresh, Refresh, Ensure, Ensure, Nothing}},
-		{"refresh, other content", desired{running: true, content: "y", refresh: true}, observation{content: "x"}, Failure{},
+		{"desired running, files in memory must be refreshed, other content", desired{running: true, content: "y", refresh: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Ensure, Ensure, Ensure, Ensure, Ensure, Nothing}},
-		{"refresh and restart", desired{running: true, content: "x", refresh: true, restart: true}, observation{content: "x"}, Failure{},
+		{"desired running, files in memory must be refreshed, and a restart was ordered", desired{running: true, content: "x", refresh: true, restart: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Ensure, Restart, Restart, Ensure, Ensure, Nothing}},
-		{"a stopped instance is started by a restart", desired{content: "x", restart: true}, observation{content: "x"}, Failure{},
+		{"desired stopped, a restart was ordered", desired{content: "x", restart: true}, observation{content: "x"}, Failure{},
 			[6]Verb{Nothing, Halt, Halt, Nothing, Nothing, Halt}},
 		{"running, in back-off", desired{running: true, content: "x"}, observation{content: "x"}, Failure{Attempts: 1, Next: now.Add(1)},
 			[6]Verb{Wait, Nothing, Nothing, Wait, Wait, Nothing}},
@@ -123,16 +123,16 @@ func TestRetryDelayDoublesUpToTheMaximum(t *testing.T) {
 		{"the second failure of a workload by itself is retried later", workload.RuntimeError, 1, false, 10 * time.Second, false},
 		{"the third failure of a workload by itself is left to the schedulers", workload.RuntimeError, 2, false, 0, true},
 		{"the third failure on a standalone agent is retried", workload.RuntimeError, 2, true, 2 * time.Minute, true},
-		{"an invalid image is final at once", workload.InvalidImage, 0, false, 0, true},
-		{"an invalid specification without schedulers is final too", workload.InvalidSpecification, 0, true, 0, true},
+		{"an invalid image fails for good at the first attempt", workload.InvalidImage, 0, false, 0, true},
+		{"an invalid specification fails for good at the first attempt, also without schedulers", workload.InvalidSpecification, 0, true, 0, true},
 		{"an unreachable registry is retried for ever", workload.NetworkTimeout, 99, false, 2 * time.Minute, false},
 		{"a full disk is retried for ever", workload.StorageFull, 9, false, 2 * time.Minute, false},
 		{"a taken port is retried for ever, at short intervals", workload.PortBindConflict, 9, false, localMax, false},
 		{"a name of a foreign container is retried for ever, at short intervals", workload.NameConflict, 9, false, localMax, false},
 		{"a missing folder is retried for ever, at short intervals", workload.RuntimeResourceMissing, 9, false, localMax, false},
-		{"a registry that is away is retried for ever", workload.NetworkUnreachable, 9, false, 2 * time.Minute, false},
+		{"a registry without a route to it is retried for ever", workload.NetworkUnreachable, 9, false, 2 * time.Minute, false},
 		{"the first retry for a taken port is soon", workload.PortBindConflict, 0, false, 5 * time.Second, false},
-		{"a failure of the engine uses up no attempt", workload.RuntimeUnhealthy, 1, false, 5 * time.Second, false},
+		{"a failure of the engine does not use up an attempt of the workload", workload.RuntimeUnhealthy, 1, false, 5 * time.Second, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			q := p
@@ -142,7 +142,7 @@ func TestRetryDelayDoublesUpToTheMaximum(t *testing.T) {
 				t.Errorf("final %t, want %t", f.Final, c.final)
 			}
 			if got := f.Next.IsZero(); got != (c.next == 0) || !got && f.Next.Sub(now) != c.next {
-				t.Errorf("the next attempt is at %v, want in %v", f.Next, c.next)
+				t.Errorf("the next attempt is at %v, want it %v after the failure", f.Next, c.next)
 			}
 		})
 	}
@@ -172,7 +172,7 @@ func TestSettleCountsAndForgetsFailures(t *testing.T) {
 		t.Errorf("an exit before the newest order must add no failure, got %+v", f)
 	}
 	if f := p.settle(desired{running: true, keepEnded: true}, ended(time.Second, workload.Failed), Failure{}, now); !f.Final || f.Attempts != 0 {
-		t.Errorf("a workload that its restart policy keeps stopped must be Failed after the first exit with an error, got %+v", f)
+		t.Errorf("if the restart policy keeps an ended workload stopped, its first exit with an error must be final, got %+v", f)
 	}
 	if f := p.settle(run, workload.Observed{State: workload.Stopped}, Failure{}, now); f != (Failure{}) {
 		t.Errorf("an instance that was created but not started must add no failure, got %+v", f)
@@ -191,7 +191,7 @@ func TestSettleCountsAndForgetsFailures(t *testing.T) {
 var policy = Policy{Base: 5 * time.Second, Max: 2 * time.Minute, Limit: 3, Stable: 30 * time.Second}
 
 // with returns a step (the working state of one call of Step) with these workloads, and with these tombstones
-// (records of deleted workloads). Its engine has the observed instances of the workloads.
+// (records of deleted workloads). Its engine is a container engine that answers.
 func with(now time.Time, tombs []*Tombstone, workloads ...*Workload) *step {
 	saved := Saved{Tombstones: tombs}
 	for _, w := range workloads {
@@ -217,12 +217,12 @@ func TestATakenPortOrNameIsRetriedAfterAnInstanceEnds(t *testing.T) {
 		next  func(x *step) *workload.Observed // new observation of the instance that holds the port or the name
 		due   bool
 	}{
-		"the instance of the previous type is gone":      {workload.PortBindConflict, func(*step) *workload.Observed { return nil }, true},
-		"the instance of the previous type has stopped":  {workload.PortBindConflict, func(*step) *workload.Observed { o := runs; o.State = workload.Stopped; return &o }, true},
-		"the instance of the previous type was replaced": {workload.NameConflict, func(*step) *workload.Observed { o := runs; o.RuntimeID = "s"; return &o }, true},
-		"the instance of the previous type runs":         {workload.PortBindConflict, func(*step) *workload.Observed { o := runs; return &o }, false},
-		"an unreachable registry":                        {workload.NetworkUnreachable, func(*step) *workload.Observed { return nil }, false},
-		"an invalid image":                               {workload.InvalidImage, func(*step) *workload.Observed { return nil }, false},
+		"the instance that held the port is gone":      {workload.PortBindConflict, func(*step) *workload.Observed { return nil }, true},
+		"the instance that held the port has stopped":  {workload.PortBindConflict, func(*step) *workload.Observed { o := runs; o.State = workload.Stopped; return &o }, true},
+		"the instance that held the name was replaced": {workload.NameConflict, func(*step) *workload.Observed { o := runs; o.RuntimeID = "s"; return &o }, true},
+		"the instance that holds the port runs":        {workload.PortBindConflict, func(*step) *workload.Observed { o := runs; return &o }, false},
+		"an unreachable registry":                      {workload.NetworkUnreachable, func(*step) *workload.Observed { return nil }, false},
+		"an invalid image":                             {workload.InvalidImage, func(*step) *workload.Observed { return nil }, false},
 	} {
 		waits := &Intent{ID: "web", Type: workload.Container, DesiredState: "running", EngineContent: "x"}
 		other := &Intent{ID: "old", Type: workload.Container, DesiredState: "running"}
@@ -231,7 +231,7 @@ func TestATakenPortOrNameIsRetriedAfterAnInstanceEnds(t *testing.T) {
 		before := x.Get("web").Failure
 		x.saw(x.edit(x.Get("old")), c.next(x), now)
 		if got := !x.Get("web").Failure.Next.Equal(before.Next); got != c.due {
-			t.Errorf("%s: the next attempt is at %v, before it was at %v; want it at once: %t", name, x.Get("web").Failure.Next, before.Next, c.due)
+			t.Errorf("%s: the next attempt to start web is at %v, before the observation it was at %v; want it at once: %t", name, x.Get("web").Failure.Next, before.Next, c.due)
 		}
 	}
 }
@@ -268,7 +268,7 @@ func TestFailedStartIsRetried(t *testing.T) {
 			}
 			x.now = next.until
 			if next = x.evaluate(w); next.do != Ensure || w.Failure.Attempts != 1 {
-				t.Errorf("after the back-off the next action is %s with failures %+v; want another start", next.do, w.Failure)
+				t.Errorf("after the back-off the next action is %s with the failure record %+v; want Ensure, and still 1 attempt", next.do, w.Failure)
 			}
 		})
 	}
@@ -285,7 +285,7 @@ func TestReportOfFailedStop(t *testing.T) {
 		w.Failure = policy.after(w.Failure, in, workload.RuntimeError, "it does not stop", now)
 	}
 	if !w.Failure.Final {
-		t.Fatalf("after three failed stops the failure is %+v, want Final", w.Failure)
+		t.Fatalf("after three failed stops the failure record of the workload is %+v, want Final set", w.Failure)
 	}
 	if st := x.assess(w); st.State != workload.Running || st.Class != workload.RuntimeError || st.Message == "" {
 		t.Fatalf("the status after a failed stop is %+v, want Running with the error", st)
@@ -309,16 +309,16 @@ func TestLegacyVMWithoutLabels(t *testing.T) {
 		return decide((&Workload{Intent: in, Observed: o}).desired(), in.observed(o), Failure{}, now).do
 	}
 	if do := next(old, theirs); do != Nothing {
-		t.Errorf("after our agent replaced the legacy v1 agent, the next action is %v, want none", do)
+		t.Errorf("after our agent took over from the legacy v1 agent, the next action on the unlabelled VM is %v, want none", do)
 	}
 	if do := next(old, &workload.Observed{ID: "vm", State: workload.Running, Owned: true}); do != Ensure {
-		t.Errorf("after an interrupted update of an unlabelled VM, the next action is %v, want ensure", do)
+		t.Errorf("the VM has our labels but no content label, because its update was interrupted: the next action is %v, want ensure", do)
 	}
 	order.Revision, order.Content, order.Exclusive = "c1-1", "c1:a", true
 	for want, policy := range map[Verb]string{Nothing: "keep", Ensure: "stop"} {
 		order.OnLostLease = policy
 		if do := next(follow(old, order, now), theirs); do != want {
-			t.Errorf("with on_lost_lease %s the next action is %v, want %v", policy, do, want)
+			t.Errorf("a scheduler makes the unlabelled VM exclusive with on_lost_lease %q: the next action is %v, want %v", policy, do, want)
 		}
 	}
 }
@@ -338,14 +338,14 @@ func TestAdoptedOrder(t *testing.T) {
 		ID: "web", Type: workload.Container, RevisionID: "rev-7", DesiredState: "running", SpecHash: "a1:file", EngineContent: "a1:file",
 		LegacyRevision: "rev-7", LegacyContent: "a1:file", Body: "file",
 	}
-	t.Run("with the record of the legacy v1 agent", func(t *testing.T) {
+	t.Run("the agent has the record of the legacy v1 agent", func(t *testing.T) {
 		in := follow(old, imported, now)
 		if do := verb(in, theirs); do != Nothing || in.Body != "file" || in.Content != "c1:imported" || in.RevisionID != "rev-9" {
 			t.Fatalf("%v %+v", do, in)
 		}
 		again := follow(in, imported, now)
 		if do := verb(again, theirs); do != Nothing || again.Body != "file" || !again.sameOrder(in) {
-			t.Fatalf("after the same order arrived again, the next action is %v with intent %+v", do, again)
+			t.Fatalf("after the imported order was repeated, the next action is %v with intent %+v; want none, and the same intent", do, again)
 		}
 		restart := imported
 		restart.Revision = "c1-imported-r1"
@@ -355,7 +355,7 @@ func TestAdoptedOrder(t *testing.T) {
 		changed := imported
 		changed.Revision, changed.Content, changed.SpecHash, changed.Adopts, changed.Body = "c1-new", "c1:new", "a1:new", false, "new"
 		if in := follow(again, changed, now); verb(in, theirs) != Ensure || in.Body != "new" {
-			t.Errorf("after the specification changed, the next action is %v with intent %+v; want ensure with the new specification", verb(in, theirs), in)
+			t.Errorf("after an order with a changed specification, the next action is %v with intent %+v; want ensure with the new specification", verb(in, theirs), in)
 		}
 	})
 	t.Run("without a record", func(t *testing.T) {
@@ -364,20 +364,20 @@ func TestAdoptedOrder(t *testing.T) {
 		for _, revision := range []string{"rev-9", "rev-7"} {
 			theirs.Revision = revision
 			if do := verb(in, &theirs); do != Nothing {
-				t.Errorf("for an instance of revision %s the next action is %v, want none", revision, do)
+				t.Errorf("without a record, the next action on an unlabelled instance of revision %q is %v, want none", revision, do)
 			}
 		}
 		theirs.Content = "c1:other"
 		if do := verb(in, &theirs); do != Ensure {
-			t.Errorf("for an instance with our labels and another content the next action is %v", do)
+			t.Errorf("without a record, the next action on an instance whose content label differs is %v, want ensure", do)
 		}
 		stack := imported
 		stack.Kind = workload.Compose
 		if do := verb(follow(nil, stack, now), &workload.Observed{ID: "web", State: workload.Running}); do != Nothing {
-			t.Errorf("for a stack without labels the next action is %v", do)
+			t.Errorf("without a record, the next action on a stack without labels is %v, want none", do)
 		}
 	})
-	t.Run("of a workload that is not imported", func(t *testing.T) {
+	t.Run("the order is not for an imported workload", func(t *testing.T) {
 		order := imported
 		order.Adopts = false
 		if in := follow(old, order, now); verb(in, theirs) != Ensure || in.Body != "imported" {
@@ -408,14 +408,15 @@ func TestForeignVMWithoutLabels(t *testing.T) {
 	}
 }
 
-// Earlier versions used the same content label for exclusive workloads and others. If a workload stops being
-// exclusive after an upgrade of the agent, it gets a new content label once, so that its instance is replaced.
+// Earlier versions used the same content label for a workload whether or not it was exclusive. If a workload
+// stops being exclusive after an upgrade of the agent, it gets a new content label once, so that its instance
+// is replaced.
 func TestExclusiveWorkloadOfEarlierVersion(t *testing.T) {
 	var old *Intent
 	for _, c := range []struct{ exclusive, told bool }{{true, true}, {false, true}, {false, false}, {true, true}} {
 		in := follow(old, Order{ID: "db", Kind: workload.Container, Revision: "r1", Content: "c1:a", SpecHash: "a1:x", Running: true, Exclusive: c.exclusive}, time.Now())
 		if told := old == nil || in.EngineContent != old.EngineContent; told != c.told {
-			t.Errorf("the driver is called with running %v and content %q, want %v", told, in.EngineContent, c.told)
+			t.Errorf("the order replaces the instance: %t (its content label is %q), want %t", told, in.EngineContent, c.told)
 		}
 		if old == nil {
 			in.EngineContent = in.Content
@@ -455,7 +456,7 @@ func TestSingleFencerIsNotSelfFencing(t *testing.T) {
 		second bool
 		want   bool
 	}{
-		{"the first fencer has just started", 0, false, false},
+		{"only the first fencer has answered", 0, false, false},
 		{"two fencers run", time.Second, true, true},
 		{"the second fencer is missing for a short time", time.Second + fencerAway - 1, false, true},
 		{"the second fencer is missing for longer than fencerAway", time.Second + fencerAway, false, false},
@@ -476,19 +477,19 @@ func TestChangedLiveFilesRefreshAnInstance(t *testing.T) {
 	now := time.Unix(1000, 0)
 	first := follow(nil, order("a"), now)
 	if first.Refresh || !follow(first, order("a"), now).sameOrder(first) {
-		t.Error("a repeated order asks for something else")
+		t.Error("a repeated order must ask for the same work as the first order, without a refresh")
 	}
 	next := follow(first, order("b"), now)
 	if !next.Refresh || next.sameOrder(first) || next.EngineContent != first.EngineContent {
-		t.Errorf("other files make the intent %+v, want a refresh of the same content", next)
+		t.Errorf("an order with other files makes the intent %+v, want a refresh and the same content label", next)
 	}
 	if again := follow(next, order("b"), now); !again.Refresh {
-		t.Error("a repeated order drops the refresh that is not carried out yet")
+		t.Error("a repeated order dropped the pending refresh, want that it stays pending")
 	}
 	if none := follow(next, order(""), now); none.Refresh {
-		t.Error("a refresh is wanted without files that change in place")
+		t.Error("an order without files in memory asks for a refresh, want none")
 	}
 	if env := follow(first, Order{ID: "w", Kind: workload.Container, Running: true, Content: "c1:x", SpecHash: "a1:other", Traits: Traits{LiveFiles: "a"}}, now); env.Refresh {
-		t.Error("a change of another field asks for a refresh")
+		t.Error("an order that changes another field, and no file in memory, asks for a refresh, want none")
 	}
 }

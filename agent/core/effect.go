@@ -32,8 +32,8 @@ type (
 	// Answer is the reply to the caller who sent the input Apply, Delete, Call or Heard.
 	Answer struct {
 		Refusal *Refusal
-		// Unavailable, if set, is the reason why the order cannot be accepted now. Retry: the sender may
-		// repeat the order; it may be accepted after the fencer's next answer.
+		// Unavailable, if set, is the reason why the order cannot be accepted now. If Retry is set, the
+		// sender may repeat the order, because the fencer's next answer may allow it.
 		Unavailable string
 		Retry       bool
 		// Skipped: the order changes nothing. Absent: the order is a delete, and the workload is not on this
@@ -125,8 +125,8 @@ type Act struct {
 	// then keep running.
 	Heals  bool
 	Orphan workload.Kind
-	// Repeats: no order asks for this start. The agent starts the workload again by itself, so the services of a stack
-	// that ended stay so if their restart policies say so.
+	// Repeats: no order asks for this start; the agent starts the workload again by itself. In a stack, the
+	// driver then does not start services that have ended and whose restart policies keep them ended.
 	Repeats bool
 	// Ends: the action removes the instance of a job that has not ended by itself. The instance is then stopped and
 	// inspected before its removal, so that the job's record gets its exit code and output.
@@ -139,9 +139,9 @@ type Act struct {
 // Retention says which volumes of a removed workload are kept.
 type Retention struct {
 	Keep       bool // keep all volumes
-	KeepShared bool // keep volumes that other nodes can reach
+	KeepShared bool // keep volumes that other nodes can use too
 	Purge      bool // also remove volumes with the retain policy
-	Retain     bool // keep the volumes that have a name for good; nothing else is kept
+	Retain     bool // keep only the named volumes, and keep them until a person deletes them
 }
 
 func (Store) effect()        {}

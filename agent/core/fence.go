@@ -95,9 +95,9 @@ func JudgeNode(self, meant string) *Refusal {
 	return nil
 }
 
-// judgeInstance refuses an order for another agent that used the same node id: the agent of this
-// machine before its disk was wiped, or the agent of a machine that this one replaced. Instances of
-// that agent may still run.
+// judgeInstance refuses an order that is meant for a previous agent with the same node id: the agent of this
+// machine before its disk was wiped, or the agent of a machine that this one replaced. Instances of that
+// agent may still run.
 func judgeInstance(self, meant string) *Refusal {
 	if meant != "" && meant != self {
 		return fencedf("instance_id: this is agent instance %s, but the order is for agent instance %s: this agent has to be registered first", self, meant)

@@ -49,7 +49,7 @@ func TestOrdersOfALowerEpochAreRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			next, no := judgeEpoch(c.seen, c.standalone, c.in)
 			if next != c.next {
-				t.Errorf("the epoch to store is %v, want %v", next, c.next)
+				t.Errorf("the epoch that the agent stores is %v, want %v", next, c.next)
 			}
 			checkRefusal(t, no, c.fenced, c.says)
 		})
@@ -79,19 +79,19 @@ func TestOrdersOfALowerGenerationAreRefused(t *testing.T) {
 		standalone        bool
 		apply, delete     string // text of the refusal of an apply and of a delete; empty if the order is accepted
 	}{
-		{"an order for a new id", none, none, g(1, 1), false, "", ""},
-		{"the first order, without a generation", none, none, none, false, "", ""},
-		{"an order of the same generation", g(1, 5), none, g(1, 5), false, "", ""},
-		{"an order of a higher generation", g(1, 5), none, g(1, 6), false, "", ""},
-		{"an order of a later incarnation", g(1, 5), none, g(2, 1), false, "", ""},
-		{"an order of a lower generation", g(1, 5), none, g(1, 4), false, "outdated", "outdated"},
-		{"an order of a former incarnation", g(2, 1), none, g(1, 9), false, "outdated", "outdated"},
-		{"an order without a generation", g(1, 5), none, none, false, "missing", "missing"},
-		{"an order without a generation, standalone", g(1, 5), none, none, true, "", ""},
-		{"an order with a generation below the tombstone's", none, g(1, 5), g(1, 4), false, "deleted at generation 1.5", ""},
-		{"an order with the generation of a tombstone", none, g(1, 5), g(1, 5), false, "deleted at generation 1.5", ""},
-		{"an order with a generation above the tombstone's", none, g(1, 5), g(1, 6), false, "", ""},
-		{"an order without a generation after a delete", none, g(1, 5), none, false, "missing", ""},
+		{"an order for an unknown workload id is accepted", none, none, g(1, 1), false, "", ""},
+		{"a first order without a generation is accepted", none, none, none, false, "", ""},
+		{"an order of the stored generation is accepted", g(1, 5), none, g(1, 5), false, "", ""},
+		{"an order of a higher generation than the stored one is accepted", g(1, 5), none, g(1, 6), false, "", ""},
+		{"an order of a later incarnation than the stored one is accepted", g(1, 5), none, g(2, 1), false, "", ""},
+		{"an order of a lower generation than the stored one is refused", g(1, 5), none, g(1, 4), false, "outdated", "outdated"},
+		{"an order of an earlier incarnation than the stored one is refused", g(2, 1), none, g(1, 9), false, "outdated", "outdated"},
+		{"an order without a generation is refused once a generation is stored", g(1, 5), none, none, false, "missing", "missing"},
+		{"a standalone agent accepts an order without a generation", g(1, 5), none, none, true, "", ""},
+		{"an apply of a lower generation than the tombstone's is refused, a delete is accepted", none, g(1, 5), g(1, 4), false, "deleted at generation 1.5", ""},
+		{"an apply of the tombstone's generation is refused, a delete is accepted", none, g(1, 5), g(1, 5), false, "deleted at generation 1.5", ""},
+		{"an order of a higher generation than the tombstone's is accepted", none, g(1, 5), g(1, 6), false, "", ""},
+		{"after a delete, an apply without a generation is refused, a delete is accepted", none, g(1, 5), none, false, "missing", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			checkRefusal(t, judgeApply("w", c.held, c.deleted, c.in, c.standalone), true, c.apply)

@@ -83,8 +83,9 @@ func (x *step) leasedWorkloads() []lease.Workload {
 	return lease.Sorted(out)
 }
 
-// fencerMet handles the first answer of the fencer after a start of the agent. It decides which leased
-// workloads (stopped when the lease ends) that still run from before the start must be stopped now.
+// fencerMet handles the first answer of the fencer after a start of the agent. The previous process of the
+// agent may have left leased workloads running (workloads to stop when the lease ends). fencerMet marks as
+// lapsed those that must be stopped now.
 func (x *step) fencerMet(e FencerMet) {
 	st, f := e.Status, &x.fencer
 	f.lapses, f.told, f.grace = st.Lapses, st.Lapses, DefaultGrace
@@ -96,8 +97,8 @@ func (x *step) fencerMet(e FencerMet) {
 		x.notice(true, "the fencer does not answer: leased workloads stay stopped", "error", e.Problem)
 	}
 	for _, w := range x.list() {
-		// If this node had no lease for some time, the schedulers may have placed the workload on another
-		// node. So the workload must be stopped here.
+		// The lease may have ended while the agent was down, and the schedulers may have placed the workload
+		// on another node since. So the workload must be stopped here.
 		if in := w.Intent; in != nil && in.Leased() &&
 			(e.Problem != "" || st.Lapsed || x.clock >= st.Deadline || !slices.Contains(st.Leased, leaseWorkload(in))) {
 			w = x.edit(w)
@@ -214,7 +215,8 @@ func (x *step) lapse(end time.Duration, why string) {
 	})
 }
 
-// isCovered reports whether the fencer will stop a workload when the current lease ends.
+// isCovered reports whether the fencer has confirmed that it will stop a workload when the current lease
+// ends.
 func (x *step) isCovered(w lease.Workload) bool {
 	f := &x.fencer
 	return slices.Contains(f.covered, w) && x.clock < f.confirmed && f.told == f.lapses
@@ -265,7 +267,7 @@ func (x *step) coverOrder(w *Workload, next *Intent, newer bool) bool {
 	return false
 }
 
-// fencerError prefixes an error of the fencer in the way in which errors of drivers are prefixed.
+// fencerError adds a prefix to an error of the fencer, so that it has the form of a driver's error.
 func fencerError(why string) string {
 	return "fencer: " + why + " (" + string(workload.RuntimeUnhealthy) + ")"
 }
@@ -286,9 +288,9 @@ func (x *step) actUnderLease(a *Act) {
 	x.do(TellFencer{})
 }
 
-// cover handles the actions that are held back until the fencer confirms that it will stop their workloads. It
-// starts those whose workloads are confirmed, and fails those for which there is no lease or that have waited
-// too long.
+// cover handles the actions that are held back until the fencer confirms that it will stop their workloads.
+// It starts the actions whose workloads the fencer has confirmed. It fails an action if the node has no
+// lease, or if the action has waited longer than coverWait.
 func (x *step) cover() {
 	var waiting []job
 	x.jobs.Scan(func(_ string, j job) bool {

@@ -19,7 +19,7 @@ const OnUnhealthyRestart = "restart"
 type Healing struct {
 	Instance string    `json:"instance,omitempty"` // RuntimeID of the instance
 	Restarts int       `json:"restarts,omitempty"`
-	Row      int       `json:"row,omitempty"` // number of restarts without a long healthy run in between
+	Row      int       `json:"row,omitempty"` // number of restarts since the last long healthy run
 	At       time.Time `json:"at,omitzero"`   // time of the last restart
 }
 
@@ -62,8 +62,8 @@ func (p Policy) healAt(w *Workload) time.Time {
 	return time.Time{}
 }
 
-// heal counts the restart of an unhealthy instance that begins now, from which the delay before the next one
-// follows.
+// heal counts the restart of an unhealthy instance that begins now, because the delay before the next such
+// restart grows with their number.
 func (x *step) heal(w *Workload) {
 	o := w.Observed
 	h := w.Healing

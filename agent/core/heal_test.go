@@ -58,29 +58,29 @@ func TestUnhealthyWorkloadIsRestarted(t *testing.T) {
 	lookAgain()
 	a := h.act()
 	if a == nil || a.Verb != Restart || !a.Heals {
-		t.Fatalf("the core's action on an unhealthy workload is %+v", a)
+		t.Fatalf("the core's action on an unhealthy workload is %+v, want a Restart of its instance", a)
 	}
 	st := h.s.Get("db").Status
 	if st.State != workload.Pending || st.Reason != ReasonWorking || !strings.Contains(st.Message, "unhealthy: connection refused") || st.RestartCount != 1 {
-		t.Fatalf("during the restart the report is %+v", st)
+		t.Fatalf("during the restart of the unhealthy workload its report is %+v, want the reason Working", st)
 	}
 	started = h.now
 	h.step(Done{Act: a})
 	lookAgain()
 	if w := h.s.Get("db"); w.Status.State != workload.Running || w.Failure.Attempts != 0 || h.act() != nil {
-		t.Fatalf("after the restart the report is %+v, the failure %+v, the core's action %+v", w.Status, w.Failure, h.act())
+		t.Fatalf("after the restart of the unhealthy workload its report is %+v, its failure record %+v, the core's action %+v; want no failure and no action", w.Status, w.Failure, h.act())
 	}
 	// The workload becomes unhealthy again. The second restart happens only after the back-off.
 	h.step(Checked{ID: "db", State: string(workload.Unhealthy)})
 	lookAgain()
 	if h.act() != nil {
-		t.Fatalf("the second restart came at once: %+v", h.act())
+		t.Fatalf("the second restart of the unhealthy workload began before its back-off had passed: %+v", h.act())
 	}
 	h.now = h.now.Add(policy.Base)
 	h.step(Tick{})
 	lookAgain()
 	if a = h.act(); a == nil || a.Verb != Restart {
-		t.Fatalf("after the back-off the core's action is %+v", a)
+		t.Fatalf("after the back-off the core's action on the unhealthy workload is %+v", a)
 	}
 	started = h.now
 	h.step(Done{Act: a})
@@ -94,24 +94,24 @@ func TestUnhealthyWorkloadIsRestarted(t *testing.T) {
 	h.step(Checked{ID: "db", State: string(workload.Unhealthy)})
 	lookAgain()
 	if a = h.act(); a == nil || h.s.Get("db").Healing.Row != 1 {
-		t.Fatalf("the core's action is %+v, the count of restarts %+v", a, h.s.Get("db").Healing)
+		t.Fatalf("after a long healthy run the core's action on the unhealthy workload is %+v, its count of restarts is %+v; want a restart that is counted as the first", a, h.s.Get("db").Healing)
 	}
 }
 
 func TestUnhealthyWorkloadsThatAreNotRestarted(t *testing.T) {
-	t.Run("a workload without on_unhealthy: restart", func(t *testing.T) {
+	t.Run("an unhealthy workload without on_unhealthy: restart", func(t *testing.T) {
 		h := checked(t, func(o *Order) { o.OnUnhealthy = "" })
 		if a := h.unhealthy(); a != nil {
 			t.Fatalf("%+v", a)
 		}
 	})
-	t.Run("a run of the instance that has no result yet", func(t *testing.T) {
+	t.Run("a restarted instance whose new run has no health result yet", func(t *testing.T) {
 		h := checked(t)
 		a := h.unhealthy()
 		h.now = h.now.Add(time.Minute) // the stop takes longer than the back-off
 		h.restarted(a)
 		if h.act() != nil {
-			t.Fatalf("the result about the former run caused %+v", h.act())
+			t.Fatalf("a health result from before the restart caused the action %+v, want none", h.act())
 		}
 	})
 }
@@ -129,7 +129,7 @@ func TestHealthCheckOfTheEngineCounts(t *testing.T) {
 	}
 	h.step(Done{Act: a, Observed: &o, Began: h.now})
 	if a := h.act(); a == nil || a.Verb != Restart || !a.Heals {
-		t.Fatalf("the core's action is %+v", a)
+		t.Fatalf("the core's action on a workload that its engine reports as unhealthy is %+v", a)
 	}
 }
 
@@ -144,8 +144,9 @@ func TestRestartsForHealthSurviveTheAgent(t *testing.T) {
 	}
 }
 
-// The restart of an unhealthy workload stops its instance, and is interrupted before the start. The restart policy does
-// not start an instance again that ended, but the agent stopped this one, so the restart is continued.
+// The restart of an unhealthy workload stops its instance, and is interrupted before the start. The restart
+// policy keeps an ended instance stopped. But the agent itself stopped this instance, so the agent continues
+// the restart, except in the last three cases.
 func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 	kept := func(o *Order) { o.Traits.RestartPolicy = "on-failure" }
 	stopped := func(h *history, started time.Time) *workload.Observed {
@@ -183,7 +184,7 @@ func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 			t.Fatalf("after the failed action the core's action is %+v, want an Ensure", a)
 		}
 	})
-	t.Run("not continued: the instance was started again", func(t *testing.T) {
+	t.Run("the restart is not continued if the instance was started again and then ended", func(t *testing.T) {
 		h := checked(t, kept)
 		h.now = h.now.Add(time.Minute)
 		h.step(Done{Act: h.unhealthy()})
@@ -194,7 +195,7 @@ func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 			t.Fatalf("the instance ended after the restart, and the core's action is %+v, want none", a)
 		}
 	})
-	t.Run("not continued: a newer order has on_unhealthy: keep", func(t *testing.T) {
+	t.Run("the restart is not continued if a newer order has on_unhealthy: keep", func(t *testing.T) {
 		h := checked(t, kept)
 		h.now = h.now.Add(time.Minute)
 		o := stopped(h, h.s.Get("db").Observed.StartedAt)
@@ -208,7 +209,7 @@ func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 			t.Fatalf("after an order with on_unhealthy: keep the core's action is %+v, Heal %t; want no action and no pending restart", a, h.s.Intent("db").Heal)
 		}
 	})
-	t.Run("not continued: an order arrived during the restart", func(t *testing.T) {
+	t.Run("the restart is not continued if an order arrived during it and the restart succeeded", func(t *testing.T) {
 		h := checked(t, kept)
 		h.now = h.now.Add(time.Minute)
 		a := h.unhealthy()
@@ -220,8 +221,9 @@ func TestInterruptedRestartForHealthIsContinued(t *testing.T) {
 	})
 }
 
-// After a restart for health, an older service of the stack fails for good. The start of that service lies before the
-// restart, also if the clock of the engine is behind the clock of the agent. The failure is final.
+// The agent has restarted an unhealthy service of a stack. Then another service of the stack, which was
+// started earlier, fails for good. The start of that service lies before the restart, also if the clock of
+// the engine is behind the clock of the agent. The failure is final.
 func TestAFailureAfterARestartForHealthIsFinal(t *testing.T) {
 	h := checked(t)
 	h.now = h.now.Add(time.Minute)

@@ -32,7 +32,7 @@ type (
 		Generation  workload.Generation
 		Purge       bool // also remove volumes with the retain policy
 		KeepVolumes bool // keep all volumes: the workload continues on another node
-		Retain      bool // keep the volumes that have a name for good; KeepVolumes is then false
+		Retain      bool // keep only the named volumes, until a person deletes them; KeepVolumes is then false
 	}
 
 	// Call checks the sender of an API call that is neither Apply nor Delete. The effect Answer is the reply.
@@ -131,8 +131,8 @@ type (
 		Bytes, Limit  int64
 	}
 
-	// FencerMet is the first answer of the fencer after the start of the agent. Problem says why there was no
-	// answer; it is empty if there was one.
+	// FencerMet is the first answer of the fencer after the start of the agent. If the fencer did not answer,
+	// Problem says why; otherwise Problem is empty.
 	FencerMet struct {
 		Status  lease.Status
 		Problem string
@@ -233,7 +233,7 @@ type Room struct {
 type Failed struct {
 	Class   workload.Class
 	Message string
-	// Started: the action has started the instance as the order asks, and then a part of it failed. The next
-	// start is not asked for by the order (Act.Repeats).
+	// Started: the action has started all parts of the instance as the order asks, and then a part failed. So
+	// the order is carried out, and the next start is one by the agent itself (Act.Repeats).
 	Started bool
 }

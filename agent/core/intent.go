@@ -58,7 +58,8 @@ type Intent struct {
 	// other nodes can reach. Both stay set if a new order arrives before the delete is carried out.
 	KeepVolumes bool `json:"keep_volumes,omitempty"`
 	KeepShared  bool `json:"keep_shared,omitempty"`
-	// Retain: the delete keeps the volumes that have a name for good. It stays set as KeepVolumes does.
+	// Retain: the delete keeps only the named volumes, until a person deletes them. Like KeepVolumes, it
+	// stays set if a new order arrives before the delete is carried out.
 	Retain bool `json:"retain,omitempty"`
 	// Recreate: a new order arrived before the delete of the workload was carried out, so a new instance must
 	// be made.
@@ -130,8 +131,8 @@ func (in *Intent) keepsEnded(o *workload.Observed) bool {
 	return false
 }
 
-// neverAgain reports whether nobody starts the container again once the engine has given it up: its policy is no, or
-// on-failure with a number of restarts.
+// neverAgain reports whether a failed container stays as it is once its engine has stopped restarting it. That
+// is so if its restart policy is no and it is not a job, or if its policy is on-failure with a limit of restarts.
 func (t Traits) neverAgain() bool {
 	return t.RestartPolicy == "no" && !t.Job || t.RestartPolicy == "on-failure" && t.MaxRestarts > 0
 }
@@ -288,8 +289,8 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 		next.Run = old.Generation
 	}
 	if o.Adopts && old.legacy() {
-		// Keep the specification of the agent's own record, which is complete. The one in the order comes from a
-		// legacy v1 scheduler, which leaves out the volumes and adds labels.
+		// Keep the specification in the agent's own record, which is complete. The specification in the order
+		// was imported from a legacy v1 scheduler, which leaves out the volumes and adds labels.
 		next.SpecHash, next.Labels, next.Traits, next.Body = old.SpecHash, old.Labels, old.Traits, old.Body
 	}
 	if next.sameSpec(old) {
@@ -299,8 +300,9 @@ func follow(old *Intent, o Order, now time.Time) *Intent {
 		if (next.Exclusive == old.Exclusive || o.Kind == workload.VM) && !unmarked {
 			next.EngineContent = old.EngineContent
 		} else if old.Exclusive && !next.Exclusive && old.EngineContent == next.EngineContent {
-			// Earlier versions did not append +exclusive, so the label of the exclusive instance equals that of an
-			// ordinary one. Give the ordinary workload another label, so that the instance is replaced.
+			// Earlier versions did not append +exclusive, so the content label of an exclusive instance
+			// equals that of an ordinary instance. Give the ordinary workload another label, so that the
+			// instance is replaced.
 			next.EngineContent += "+ordinary"
 		}
 		next.Restart = old.Restart || restartCounter(next.RevisionID) > restartCounter(old.RevisionID)

@@ -11,8 +11,8 @@ import (
 // setEngines records for which kinds of workloads there are drivers, after all drivers were replaced or some
 // were added.
 func (x *step) setEngines(e Engines) {
-	// All drivers may be being replaced because the cluster id became known (rebinding). A single driver that
-	// is added meanwhile does not end this replacement.
+	// While all drivers are being replaced because the cluster id became known (rebinding), an event with
+	// Added can arrive. It does not end the replacement.
 	waited := !e.Added && x.rebinding != ""
 	old := x.engines
 	if !e.Added {
@@ -23,7 +23,7 @@ func (x *step) setEngines(e Engines) {
 		x.bounds++
 		next := Engine{Kind: kind, Bound: x.bounds}
 		for _, was := range old {
-			if was.Kind == kind { // keep the state of an engine that is the same but has a new driver with another cluster label
+			if was.Kind == kind { // the engine has only got a new driver, so its state stays
 				next.Probed, next.Healthy, next.EngineID, next.Reason, next.Devices = was.Probed, was.Healthy, was.EngineID, was.Reason, was.Devices
 			}
 		}
@@ -66,8 +66,9 @@ func (x *step) probed(p Probed) {
 }
 
 // listed stores the observations in a list of an engine's instances, or the error of that list, and schedules
-// the work that follows. Workloads of an engine that does not answer are kept. The list is ignored for a
-// workload that was inspected by itself after the listing began, because the list may be older.
+// the work that follows. Workloads of an engine that does not answer are kept. If a single workload was
+// inspected after the list was started, the list is ignored for this workload, because its entry may be older
+// than the inspection.
 func (x *step) listed(l Listed) {
 	e := x.engine(l.Kind)
 	if e == nil || e.Bound != l.Bound {
@@ -158,8 +159,9 @@ func (x *step) saw(w *Workload, o *workload.Observed, began time.Time) {
 	}
 }
 
-// ended queues another attempt for the workloads that wait for a host port or a container name, if the
-// instance of w has ended and may have released it. o is the new observation of w.
+// ended is called with a new observation o of the workload w. If the instance of w has ended, it may have
+// released a host port or a container name. So ended schedules another attempt for the workloads that wait
+// for a port or name.
 func (x *step) ended(w *Workload, o *workload.Observed) {
 	was := w.Observed
 	if was == nil || o != nil && o.RuntimeID == was.RuntimeID && (o.State == workload.Running || was.State != workload.Running) {

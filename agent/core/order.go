@@ -41,7 +41,8 @@ func (x *step) writeMeta() {
 }
 
 // rebind requests new drivers, which label instances with the id of the cluster that the agent has joined. It
-// does nothing while there are workloads whose instances have another label.
+// does nothing while the agent has workloads whose instances carry another cluster label, because the labels of
+// an instance cannot be changed.
 func (x *step) rebind() {
 	cluster := x.Meta.Epoch.ClusterID
 	if x.Bound == "" || cluster == "" || cluster == x.Bound || cluster == x.rebinding || x.Meta.Engine != "" && x.ordered() {

@@ -21,7 +21,7 @@ type Meta struct {
 	Node string `json:"node,omitempty"`
 	// KeyID is the id of the key that encrypts the secrets in the file.
 	KeyID string `json:"key_id"`
-	// Engine is the cluster id that the labels of instances contain. It does not change while there are
+	// Engine is the cluster id in the labels of this agent's instances. It does not change while there are
 	// workloads, because the labels of an instance cannot be changed.
 	Engine string `json:"engine,omitempty"`
 	// Devices are the numbers of devices, by CDI kind, that the container engine reported last. They are used
@@ -51,8 +51,8 @@ type Tombstone struct {
 // open reports whether the delete is still pending.
 func (t *Tombstone) open() bool { return t != nil && !t.Done }
 
-// closed returns a copy of the tombstone with Done set. It is used when an order that is newer than the delete
-// removes the old instance itself.
+// closed returns a copy of the tombstone with Done set. It is used when a newer order for the deleted
+// workload arrives: the old instance is then removed as part of that order.
 func (t *Tombstone) closed() *Tombstone {
 	done := *t
 	done.Done = true

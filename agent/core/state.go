@@ -113,12 +113,13 @@ type memory struct {
 	fresh  bool // no instance was started yet for the last order
 	waits  bool // the value for desired.waits
 	lapsed bool // the value for desired.lapsed
-	// lapsedAt is when the lease ended, by the wall clock, as engines report the ends of instances. An instance of a lapsed
-	// workload that ended before this time has ended by itself. An end at another time counts as a stop by the fencer or the
-	// agent. lapsedAt is zero if the time is not known, or if the instance ran on after it.
+	// lapsedAt is when the lease ended, by the wall clock, as engines report the ends of instances. If the
+	// instance of a lapsed workload ended before this time, it has ended by itself. If it ended later, the
+	// fencer or the agent has stopped it. lapsedAt is zero if the time is not known, or if the instance was
+	// seen running after the lease ended.
 	lapsedAt time.Time
 	over     excess
-	exit     *Exit // how the removed instance of a job had ended; set while the delete is not stored
+	exit     *Exit // how the removed instance of a job had ended; kept here until the delete is stored
 }
 
 // excess records that an instance exceeds its disk limit. The workload is kept stopped until its order or its
@@ -164,7 +165,7 @@ func Restore(set Settings, saved Saved, now time.Time) State {
 		s.tasks.Set(t.key(), t)
 	}
 	for t := range s.Tasks() {
-		if t.Action != ActionGC { // collecting garbage is no order for the workload
+		if t.Action != ActionGC { // a task of garbage collection is not an order for the workload
 			latest[t.Workload] = t
 		}
 	}
@@ -178,7 +179,7 @@ func Restore(set Settings, saved Saved, now time.Time) State {
 				w.Healing.At = now // the machine's clock was set back
 			}
 			if w.Task != nil && w.Failure.At.Before(w.Task.CreatedAt) {
-				w.Failure = Failure{} // the order of the task is newer than this failure, and cleared it
+				w.Failure = Failure{} // the failure is older than the task's order, which cleared it
 			}
 			// The machine's clock may have been set back since the time of the next attempt was stored. So
 			// limit that time to Policy.Max from now.
@@ -403,8 +404,9 @@ func (s State) ObservedOn(kind workload.Kind) (out []workload.Observed) {
 	return out
 }
 
-// SelfFencing returns the facts about the fencer that the node registers with the schedulers: whether it works,
-// and the time after the end of a lease within which all workloads with on_lost_lease: stop are stopped.
+// SelfFencing returns the facts about the fencer that the node registers with the schedulers: whether the
+// fencer works, and the time after the end of a lease within which all workloads with on_lost_lease: stop are
+// stopped.
 func (s State) SelfFencing() (bool, time.Duration) {
 	if !s.Settings.Fencer || !s.fencer.alive {
 		return false, 0

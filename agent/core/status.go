@@ -221,7 +221,7 @@ func (x *step) judge(st *Status, w *Workload) {
 	case w.memory.waits && in.Running() && !(f.Final && f.Next.IsZero()) && !(fits && w.completed()):
 		st.State, st.Message = workload.Stopped, waitsMessage
 	case f.Final && !in.Running() && runs:
-		st.failure(f) // the workload still runs, because stopping it failed
+		st.failure(f) // the desired state is stopped, but the stop failed and the workload runs
 		st.State = workload.Running
 	case f.Final && in.Running():
 		st.failure(f)
@@ -236,7 +236,7 @@ func (x *step) judge(st *Status, w *Workload) {
 		st.State = workload.Pending
 		st.former(match.state == workload.Running && !fits && in.Running())
 		st.now(w.busy)
-		st.TryElsewhere = in.Running() && f.OfNode >= x.Policy.Limit && w.idle() && w.busy == "" // a slow pull is no failure
+		st.TryElsewhere = in.Running() && f.OfNode >= x.Policy.Limit && w.idle() && w.busy == "" // w.busy is set while the driver works, for example on a slow pull
 	case w.Observed == nil && in.Running():
 		st.State, st.Message = workload.Pending, "the instance is missing and will be created"
 		st.now(w.busy)
@@ -328,8 +328,8 @@ func (w *Workload) idle() bool {
 	return o.StartedAt.IsZero() || !o.FinishedAt.IsZero()
 }
 
-// former adds the note to the message of a report that the instance of the previous revision still runs. It
-// adds nothing if runs is false.
+// If runs is true, former adds to the message of the report that an instance of the previous revision still
+// runs.
 func (st *Status) former(runs bool) {
 	if runs {
 		st.Message += "; the former revision still runs"
@@ -359,8 +359,8 @@ func (st *Status) failure(f Failure) {
 	}
 }
 
-// neverAgain is the end of the message about an instance that has ended and that its restart policy does
-// not start again.
+// neverAgain is the last part of the message about an instance that has ended, if its restart policy does not
+// start it again.
 const neverAgain = "; its restart policy does not start it again"
 
 // terminal tells the schedulers that no retry helps.

@@ -193,8 +193,8 @@ func (x *step) start() {
 	}
 }
 
-// forgetFailed drops the failed order that the parameter holds, if it is still the order of its workload and
-// the workload has no instance.
+// forgetFailed drops the failed order in, if it is still the newest order for its workload and the workload
+// has no instance.
 func (x *step) forgetFailed(in *Intent) {
 	w := x.Get(in.ID)
 	if w == nil || w.Intent != in || w.Observed != nil {

@@ -191,16 +191,16 @@ func TestDevicesOfAnEngineThatIsDown(t *testing.T) {
 	h.step(Probed{Kind: workload.Container, EngineID: "e1", Healthy: true, Devices: gpus})
 	h.step(Probed{Kind: workload.Container, Reason: "no answer"})
 	if got := h.s.Devices(); !maps.Equal(got, gpus) {
-		t.Errorf("an engine that does not answer any more has %v, want %v", got, gpus)
+		t.Errorf("after the engine stopped answering, the State has the devices %v, want %v, those of its last answer", got, gpus)
 	}
 	h = restart(h.s.Meta)
 	h.step(Probed{Kind: workload.Container, Reason: "no answer"})
 	if got := h.s.Devices(); !maps.Equal(got, gpus) {
-		t.Errorf("after a restart of the agent the engine that is down has %v, want %v", got, gpus)
+		t.Errorf("after a restart of the agent, with the engine still down, the State has the devices %v, want %v, those of the state file", got, gpus)
 	}
 	h.step(Probed{Kind: workload.Container, EngineID: "e1", Healthy: true})
 	if got := h.s.Devices(); len(got) > 0 || len(h.s.Meta.Devices) > 0 {
-		t.Errorf("an engine without devices has %v, in the state file %v", got, h.s.Meta.Devices)
+		t.Errorf("the engine reports no devices, but the State has %v and the state file %v; want none", got, h.s.Meta.Devices)
 	}
 }
 
@@ -224,15 +224,15 @@ func TestUpdatedStackSignalsUnchangedServices(t *testing.T) {
 		old := workload.Observed{ID: "db", State: workload.Running, Content: "c1:a", RuntimeID: "r1", StartedAt: h.now}
 		h.step(Done{Act: a, Observed: &old, Began: h.now})
 		if a = h.act(); a == nil || a.Verb != Ensure {
-			t.Fatalf("%s: the core's action is %+v, want the new content", kind, a)
+			t.Fatalf("%s: after the order with new content the core's action is %+v, want an Ensure", kind, a)
 		}
 		h.step(Done{Act: a}).look(workload.Running)
 		if a = h.act(); (a != nil && a.Verb == Refresh) != signalled {
-			t.Errorf("%s: after the start of the new content the action is %+v; a refresh is wanted: %t", kind, a, signalled)
+			t.Errorf("%s: after the start of the new content the core's action is %+v; want a Refresh: %t", kind, a, signalled)
 		}
 		if signalled {
 			if h.step(Done{Act: a}).look(workload.Running); h.act() != nil || h.s.Get("db").Intent.Refresh {
-				t.Errorf("%s: after the refresh the action is %+v", kind, h.act())
+				t.Errorf("%s: after the refresh the core's action is %+v, want no action and no pending refresh", kind, h.act())
 			}
 		}
 	}
@@ -273,7 +273,7 @@ func TestStepRetriesAfterFailedStore(t *testing.T) {
 	h := newHistory(t, nil).step(order(5, 7))
 	h.step(StoreFailed{ID: "db"})
 	if h.s.InWork("db") || h.s.Depth() != 1 {
-		t.Errorf("after a failed Store an action on db is in progress: %t, want none; %d actions are due, want 1", h.s.InWork("db"), h.s.Depth())
+		t.Errorf("after a failed Store an action on db is in progress: %t, want false; %d workloads have an action due, want 1", h.s.InWork("db"), h.s.Depth())
 	}
 	h.now = h.now.Add(policy.Base)
 	if h.step(Tick{}); h.act() == nil {
@@ -299,7 +299,7 @@ func TestStepHoldsExclusiveWorkloads(t *testing.T) {
 	}
 	adopted := newHistory(t, nil, in).step(Start{}).look(workload.Running)
 	if st := adopted.s.Get("db").Status; st.State != workload.Running {
-		t.Errorf("a running instance was not adopted after a restart of the agent: %+v", st)
+		t.Errorf("after a restart of the agent the running instance is reported as %+v, want it adopted and reported as Running", st)
 	}
 }
 
@@ -324,16 +324,16 @@ func TestStepReportsTheEndOfAnExclusiveJobAfterARestart(t *testing.T) {
 		}})
 		st := h.s.Get("db").Status
 		if a := h.act(); a != nil || st.State != c.want || st.Reason != c.reason || st.Exit.EndedAt.IsZero() || st.Exit.Code != c.code {
-			t.Errorf("a job that ended with exit code %d is reported as %+v, and the core began %+v; want the end, and no action", c.code, st, a)
+			t.Errorf("a job that ended with exit code %d is reported as %+v, and the core began %+v; want the exit of the job in the report, and no action", c.code, st, a)
 		}
 		// A repetition of the order does not run the job again, whether it succeeded or failed. An order of a newer
 		// generation runs a failed job again.
 		job := func(o *Order) { o.Exclusive, o.Traits.RestartPolicy = true, "no" }
 		if a := h.step(order(5, 7, job)).answer(); !a.Skipped {
-			t.Errorf("the same order again for the job that ended with exit code %d: %+v", c.code, a)
+			t.Errorf("the job ended with exit code %d; the repetition of its order was answered %+v, want skipped", c.code, a)
 		}
 		if a := h.step(order(6, 7, job)).answer(); a.Skipped != (c.code == 0) {
-			t.Errorf("an order of a newer generation for the job that ended with exit code %d: %+v", c.code, a)
+			t.Errorf("the job ended with exit code %d; an order of a newer generation was answered %+v, want it skipped only after exit code 0", c.code, a)
 		}
 	}
 }
@@ -366,7 +366,7 @@ func TestStepGivesUpAFailedContainerThatNeverRestarts(t *testing.T) {
 		}})
 		st := h.s.Get("db").Status
 		if final := c.kept || c.traits.RestartPolicy != ""; (st.State == workload.Failed) != final || final && st.Exit.Code != 3 {
-			t.Errorf("%s that ended with exit code 3 is reported as %+v, want Failed with the exit code: %t", c.fact, st, final)
+			t.Errorf("%s that ended with exit code 3 is reported as %+v, want it reported as Failed with the exit code: %t", c.fact, st, final)
 		}
 		if got := st.Metadata["retry_terminal"]; got != c.terminal || (got != "") != strings.HasSuffix(st.Message, neverAgain) {
 			t.Errorf("%s that ended with exit code 3 is reported as %+v, want retry_terminal %q", c.fact, st, c.terminal)
@@ -377,7 +377,7 @@ func TestStepGivesUpAFailedContainerThatNeverRestarts(t *testing.T) {
 		if c.terminal != "" {
 			again := func(o *Order) { o.Traits = c.traits }
 			if a := h.step(order(6, 7, again)).answer(); a.Skipped {
-				t.Errorf("%s: an order of a newer generation was skipped: %+v", c.fact, a)
+				t.Errorf("%s: an order of a newer generation was skipped, want that the workload runs again: %+v", c.fact, a)
 			}
 		}
 	}
@@ -403,7 +403,7 @@ func TestARepeatedOrderRunsAJobOnce(t *testing.T) {
 			h := newHistory(t, nil).step(order(1, 1, once))
 			start := h.look(workload.Absent).act()
 			if start == nil || start.Verb != Ensure {
-				t.Fatalf("the core's action is %+v, want the start", start)
+				t.Fatalf("the core's action is %+v, want the start of the job", start)
 			}
 			if when == "during the start" {
 				h.step(order(1, 2, once))
@@ -424,7 +424,7 @@ func TestARepeatedOrderRunsAJobOnce(t *testing.T) {
 			}
 			w := h.s.Get("db")
 			if w.Status.Reason != ReasonCompleted || w.Task.Open() {
-				t.Errorf("the status is %+v with task %+v, want completed", w.Status, w.Task)
+				t.Errorf("the job ended with success, but its report is %+v and its task %+v; want the reason Completed and a task that has ended", w.Status, w.Task)
 			}
 		})
 	}
@@ -435,11 +435,11 @@ func TestARepeatedOrderRunsAJobOnce(t *testing.T) {
 func TestStepRunsLeasedWorkloadsUnderTheLease(t *testing.T) {
 	h := newHistory(t, withFencer)
 	if a := h.step(order(5, 7, leasedOrder)).answer(); a.Unavailable == "" || a.Retry {
-		t.Fatalf("without a lease the core began the action %+v, want none", a)
+		t.Fatalf("an order for a leased workload on a node without a lease was answered %+v, want Unavailable without Retry", a)
 	}
 	h.step(Leased{h.clock + time.Hour})
 	if a := h.step(order(5, 7, leasedOrder)).answer(); a.Unavailable == "" || !a.Retry {
-		t.Fatalf("before the fencer confirmed the lease the core began the action %+v, want none", a)
+		t.Fatalf("before the fencer confirmed the leased workload, its order was answered %+v, want Unavailable with Retry", a)
 	}
 	renew := func(lapses uint64) *history {
 		h.t.Helper()
@@ -470,16 +470,16 @@ func TestStepRunsLeasedWorkloadsUnderTheLease(t *testing.T) {
 	}
 	h.step(FencerDue{})
 	if told := h.effects[0].(Renew).Renewal.Lapses; told != 0 {
-		t.Error("the agent confirmed the end of the lease while a start was in progress")
+		t.Error("the agent confirmed the end of the lease to the fencer while a start under that lease was in progress")
 	}
 	h.step(Done{Act: start, Failed: &Failed{Class: workload.RuntimeError, Message: "cancelled"}})
 	h.step(FencerDue{})
 	if told := h.effects[len(h.effects)-1].(Renew).Renewal.Lapses; told != 1 {
-		t.Errorf("the agent confirmed %d lapses to the fencer, want 1", told)
+		t.Errorf("after the cancelled start the agent has confirmed %d lapses (ends of a lease) to the fencer, want 1", told)
 	}
 	h.step(order(5, 7, leasedOrder))
 	if w := h.s.Get("db"); !w.Waiting() || w.Status.State == workload.Running {
-		t.Errorf("an order from before the end of the lease started the workload: %+v", w.Status)
+		t.Errorf("a repetition of the order from before the end of the lease started the workload: %+v", w.Status)
 	}
 }
 
@@ -520,15 +520,15 @@ func TestWorkPausesAfterTooManyTurns(t *testing.T) {
 	}
 }
 
-// While all drivers are being replaced, the driver of another engine is added. That does not end the
-// replacement. No instance is created before the replacement ends, because the instance would get the label
-// of the previous cluster.
+// While all drivers are being replaced, the driver of another engine is added. The added driver does not end
+// the replacement. The core creates no instance before the replacement ends, because the instance would get
+// the label of the previous cluster.
 func TestAddedEngineDoesNotEndTheReplacementOfDrivers(t *testing.T) {
 	h := newHistory(t, nil)
 	h.s.rebinding = "c2"
 	h.step(order(1, 1))
 	if h.step(Engines{Added: true, Kinds: []workload.Kind{workload.VM}}); h.act() != nil || h.s.rebinding != "c2" {
-		t.Errorf("after an engine was added, the action is %+v and drivers are being made for cluster %q; want no action and c2", h.act(), h.s.rebinding)
+		t.Errorf("after an engine was added, the core's action is %+v and it waits for drivers of cluster %q; want no action and cluster \"c2\"", h.act(), h.s.rebinding)
 	}
 	if h.step(Engines{Cluster: "c2", Kinds: []workload.Kind{workload.Container, workload.VM}}); h.s.rebinding != "" {
 		t.Errorf("the replacement of the drivers has ended, but the State still waits for drivers for cluster %q", h.s.rebinding)
@@ -543,7 +543,7 @@ func TestReportSaysWhatTheAgentDoes(t *testing.T) {
 		t.Helper()
 		st := h.s.Get("db").Status
 		if got := string(st.State) + " " + st.Reason + ": " + st.Message; got != want {
-			t.Fatalf("the report of the workload is %q, want %q", got, want)
+			t.Fatalf("the state, reason and message in the report of the workload are %q, want %q", got, want)
 		}
 	}
 	h.step(order(5, 7))
@@ -590,7 +590,7 @@ func TestWaitingStacksBlockNoOthers(t *testing.T) {
 	wait := h.act()
 	h.step(Progress{ID: "db", Text: "pulling app: 1 of 9 GB"})
 	if h.step(other("web")); h.act() != nil {
-		t.Fatalf("%+v began while the pull for db was in progress; the agent may run one action at a time", h.act())
+		t.Fatalf("the core began %+v while the pull for db was in progress, want no action, because Settings.Concurrency is 1", h.act())
 	}
 	h.step(Progress{ID: "db", Text: workload.WaitingFor + "migrate to end with success, 180 min"})
 	if a := h.act(); a == nil || a.ID != "web" {
@@ -598,7 +598,7 @@ func TestWaitingStacksBlockNoOthers(t *testing.T) {
 	}
 	h.look(workload.Absent)
 	if a := h.act(); a == nil || a.ID != "web" || a.Verb != Ensure {
-		t.Fatalf("%+v, want that web is started", a)
+		t.Fatalf("after the inspection of web the core's action is %+v, want the start of web", a)
 	}
 	if st := h.s.Get("db").Status; st.Reason != ReasonWorking || st.Message != "waiting for migrate to end with success, 180 min" {
 		t.Errorf("db is %+v", st)
@@ -720,9 +720,9 @@ func TestFailureOfAFormerOrder(t *testing.T) {
 		action string
 		kept   bool
 	}{
-		"before the order":               {ordered.Add(-time.Second), ActionApply, false},
-		"after the order":                {ordered.Add(time.Second), ActionApply, true},
-		"before a collection of garbage": {ordered.Add(-time.Second), ActionGC, true},
+		"before the order":            {ordered.Add(-time.Second), ActionApply, false},
+		"after the order":             {ordered.Add(time.Second), ActionApply, true},
+		"before a garbage collection": {ordered.Add(-time.Second), ActionGC, true},
 	} {
 		in := &Intent{ID: "db", Type: workload.Container, DesiredState: "running", EngineContent: "c1:b"}
 		saved := Saved{
@@ -730,7 +730,7 @@ func TestFailureOfAFormerOrder(t *testing.T) {
 			Status: map[string]SavedStatus{"db": {Status: &Status{ID: "db"}, Failure: Failure{Message: "no such image", Attempts: 1, Final: true, At: c.at}}},
 		}
 		if got := Restore(Settings{}, saved, ordered.Add(time.Minute)).Get("db").Failure; (got != Failure{}) != c.kept {
-			t.Errorf("a failure %s: the restarted agent has failure %+v, kept must be %t", name, got, c.kept)
+			t.Errorf("stored failure from %s: the restarted agent has the failure record %+v, want the stored failure kept: %t", name, got, c.kept)
 		}
 	}
 }

@@ -7,8 +7,9 @@ import (
 	"github.com/persys/compute/agent/workload"
 )
 
-// An agent that was killed after it started a job, but before it stored that the order was carried out, resumes the order.
-// It does not run the job a second time, neither if the job ended while the agent was down nor if it ends later.
+// An agent that was killed after it started a job, but before it stored that the order was carried out,
+// resumes the order. It does not run the job a second time, whether the job ended while the agent was down or
+// ends later.
 func TestStepRunsAJobOnceIfTheAgentRestarts(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -39,7 +40,7 @@ func TestStepRunsAJobOnceIfTheAgentRestarts(t *testing.T) {
 				h.step(event([]workload.Observed{o}))
 				for a := h.act(); a != nil; a = h.act() {
 					if a.Verb != Look {
-						t.Fatalf("the core began the action %s, want none: the job has run", a.Verb)
+						t.Fatalf("the core began the action %s on a job that has already run, want none", a.Verb)
 					}
 					seen := o
 					h.step(Done{Act: a, Observed: &seen, Began: h.now})
@@ -52,21 +53,21 @@ func TestStepRunsAJobOnceIfTheAgentRestarts(t *testing.T) {
 			sees(c.seen, func([]workload.Observed) Event { return Start{} })
 			sees(c.end, list)
 			if st := h.s.Get("db").Status; st.State != c.end || st.Exit.EndedAt.IsZero() {
-				t.Errorf("the job is reported as %+v, want its end", st)
+				t.Errorf("the job that has ended is reported as %+v, want its end state, and its order carried out", st)
 			}
 		})
 	}
 }
 
-// A service of a stack fails, and its restart policy lets the agent start it again. This start does not
-// carry out a new order. So the driver must not start other services that have ended and whose restart
-// policies keep them ended. A start for a newer order starts all services of the stack, also if the first
+// A service of a stack fails, and its restart policy lets the agent start it again. This start does not carry
+// out a new order. So the driver must not start other services of the stack that have ended and that their
+// restart policies keep ended. A start for a newer order starts all services of the stack, also if the first
 // attempt of that start fails.
 func TestStepTellsARepeatedStartFromAnOrder(t *testing.T) {
 	h := newHistory(t, nil).step(order(5, 7))
 	a := h.look(workload.Absent).act()
 	if a.Verb != Ensure || a.Repeats {
-		t.Fatalf("the first start is %+v, want an Ensure that does not repeat", a)
+		t.Fatalf("the first start for the order is %+v, want an Ensure with Repeats false", a)
 	}
 	h.step(Done{Act: a, Began: h.now})
 	end := h.now
@@ -85,7 +86,7 @@ func TestStepTellsARepeatedStartFromAnOrder(t *testing.T) {
 	}
 	failed()
 	if a = again(); a == nil || a.Verb != Ensure || !a.Repeats {
-		t.Fatalf("after a failed run the core's action is %+v, want an Ensure that repeats", a)
+		t.Fatalf("after a service failed the core's action is %+v, want an Ensure with Repeats true", a)
 	}
 	h.step(Done{Act: a, Began: h.now})
 	failed()
@@ -93,15 +94,15 @@ func TestStepTellsARepeatedStartFromAnOrder(t *testing.T) {
 	failed()
 	a = h.act()
 	if a == nil || a.Verb != Ensure || a.Repeats {
-		t.Fatalf("after a newer order the core's action is %+v, want an Ensure that does not repeat", a)
+		t.Fatalf("after a newer order the core's action is %+v, want an Ensure with Repeats false", a)
 	}
 	h.step(Done{Act: a, Began: h.now, Failed: &Failed{Class: workload.RuntimeUnhealthy, Message: "the engine is away"}})
 	if a = again(); a == nil || a.Verb != Ensure || a.Repeats {
-		t.Fatalf("after a failed start for the newer order the core's action is %+v, want an Ensure that does not repeat", a)
+		t.Fatalf("after a failed start for the newer order the core's action is %+v, want an Ensure with Repeats false", a)
 	}
 	h.step(Done{Act: a, Began: h.now, Failed: &Failed{Class: workload.RuntimeError, Message: "a dependency ended with exit code 3", Started: true}})
 	if a = again(); a == nil || a.Verb != Ensure || !a.Repeats {
-		t.Fatalf("after the stack was started and a dependency failed, the core's action is %+v, want an Ensure that repeats", a)
+		t.Fatalf("after the stack was started and a dependency failed, the core's action is %+v, want an Ensure with Repeats true", a)
 	}
 }
 
@@ -129,14 +130,14 @@ func TestStepRunsAJobOnceIfANewerOrderFindsItRunning(t *testing.T) {
 		}
 		for a := h.act(); a != nil; a = h.act() {
 			if a.Verb != Look {
-				t.Fatalf("the core began the action %s, want none: the job has run", a.Verb)
+				t.Fatalf("the core began the action %s on a job that has already run, want none", a.Verb)
 			}
 			seen := o
 			h.step(Done{Act: a, Observed: &seen, Began: h.now})
 		}
 	}
 	if w := h.s.Get("db"); w.Status.State != workload.Stopped || w.Task.Open() {
-		t.Errorf("the job is reported as %s, and its order as carried out: %t; want Stopped and true", w.Status.State, !w.Task.Open())
+		t.Errorf("the job that ended with success is reported as %s, want Stopped; its order counts as carried out: %t, want true", w.Status.State, !w.Task.Open())
 	}
 }
 
@@ -183,7 +184,7 @@ func TestStepReportsHowAStoppedJobEnded(t *testing.T) {
 			h.step(done)
 			_, gone := h.s.Changes(true, true, 0, h.now)
 			if len(gone) != 1 || (gone[0].Exit != nil) != c.exit || c.exit && (gone[0].Exit.Code != 137 || gone[0].Exit.Output != "row 7") {
-				t.Errorf("the agent reports %+v as deleted with the exit %+v, want an exit: %t", gone[0], gone[0].Exit, c.exit)
+				t.Errorf("the agent reports the delete %+v with the exit %+v of the job, want the exit set: %t", gone[0], gone[0].Exit, c.exit)
 			}
 		})
 	}
@@ -220,8 +221,9 @@ func TestStepReportsNoSuccessOfAnExclusiveJobThatItStopped(t *testing.T) {
 	}
 }
 
-// A removal has stopped the instance of a job, and the result of the removal cannot be stored. The core tries the removal
-// again, and the report of the delete says how the job ended, although the instance is gone.
+// A removal has stopped the instance of a job, but the removal then failed, or the agent could not store its
+// result. The core tries the removal again. The report of the delete contains the exit of the job, although
+// the instance is gone by then.
 func TestStepRemovesAJobAgainIfItsExitIsNotStored(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -229,10 +231,10 @@ func TestStepRemovesAJobAgainIfItsExitIsNotStored(t *testing.T) {
 		failed *Failed // result of the first removal
 		stores int     // number of writes that fail
 	}{
-		{"the removal failed", false, &Failed{Class: workload.RuntimeUnhealthy, Message: "the engine is away"}, 1},
+		{"the removal failed after it stopped the job, and one write fails", false, &Failed{Class: workload.RuntimeUnhealthy, Message: "the engine is away"}, 1},
 		{"the removal succeeded", false, nil, 1},
 		{"the removal succeeded and two writes fail", false, nil, 2},
-		{"the job had ended by itself", true, nil, 1},
+		{"the job had ended by itself, and one write fails", true, nil, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			in := &Intent{ID: "db", Type: workload.Container, DesiredState: "running", EngineContent: "c1:a", Content: "c1:a", SpecHash: "a1:x",
@@ -282,7 +284,7 @@ func TestStepRemovesAJobAgainIfItsExitIsNotStored(t *testing.T) {
 			}
 			h.step(done)
 			if _, gone := h.s.Changes(true, true, 0, h.now); len(gone) != 1 || gone[0].Exit == nil || gone[0].Exit.Code != 3 {
-				t.Errorf("the agent reports %+v as deleted, want one delete with the exit code 3", gone)
+				t.Errorf("the agent reports %+v as deleted, want one delete that contains the job's exit code 3", gone)
 			}
 		})
 	}

@@ -16,8 +16,8 @@ type leasedJob struct {
 
 func once(o *Order) { leasedOrder(o); o.Traits.RestartPolicy = "no" }
 
-// renew sends a message to the fencer. The fencer answers with this number of lapses, and with the end of the lease that it
-// was told, or with the time end if that is not 0.
+// renew sends a message to the fencer. The fencer's answer has this number of lapses. The end of the lease in
+// the answer is end, or, if end is 0, the one that the message contained.
 func (h *history) renew(lapses uint64, end time.Duration) *history {
 	h.t.Helper()
 	h.step(FencerDue{})
@@ -99,8 +99,9 @@ func (j *leasedJob) restart(st lease.Status) {
 	j.list()
 }
 
-// The lease of a job ends. A job that had ended by itself before keeps its report with its exit. A job that the fencer or the
-// agent stopped because of the lease has no exit: it waits for a newer order. The agent starts the job in no case.
+// The lease of a job ends. If the job had ended by itself before, its report keeps the exit. If the fencer or
+// the agent stopped the job because of the lease, the report has no exit: the job waits for a newer order. In
+// all cases the agent does not start the job again.
 func TestStepKeepsTheEndOfAJobWhenTheLeaseEnds(t *testing.T) {
 	job := lease.Workload{Kind: workload.Container, ID: "db"}
 	for _, c := range []struct {
@@ -109,19 +110,19 @@ func TestStepKeepsTheEndOfAJobWhenTheLeaseEnds(t *testing.T) {
 		code int  // exit code of the job
 		ends bool // the job is reported with its exit
 	}{
-		{"the job had succeeded", func(j *leasedJob) {
+		{"the job succeeded before the lease ended, and the agent had observed this", func(j *leasedJob) {
 			j.end(0, j.now)
 			j.list()
 			j.renew(1, j.clock)
 			j.looks()
 		}, 0, true},
-		{"the job had failed", func(j *leasedJob) {
+		{"the job failed before the lease ended, and the agent had observed this", func(j *leasedJob) {
 			j.end(3, j.now)
 			j.list()
 			j.renew(1, j.clock)
 			j.looks()
 		}, 3, true},
-		{"the job had succeeded, and no fencer answers", func(j *leasedJob) {
+		{"the job succeeded before the lease ended, and no fencer answers", func(j *leasedJob) {
 			j.end(0, j.now)
 			j.list()
 			j.now, j.clock = j.now.Add(time.Hour), j.clock+time.Hour
@@ -129,7 +130,7 @@ func TestStepKeepsTheEndOfAJobWhenTheLeaseEnds(t *testing.T) {
 			j.step(FencerAnswered{Sent: lease.Renewal{Leased: []lease.Workload{job}}, Problem: "no answer"})
 			j.looks()
 		}, 0, true},
-		{"the job had succeeded, and the agent observes this later", func(j *leasedJob) {
+		{"the job succeeded before the lease ended, and the agent observes this after the lease ended", func(j *leasedJob) {
 			j.end(0, j.now)
 			j.renew(1, j.clock+1)
 			j.looks()
@@ -201,9 +202,9 @@ func TestStepKeepsTheEndOfAJobWhenTheLeaseEnds(t *testing.T) {
 			st := w.Status
 			switch {
 			case c.ends && (st.State != want || st.Reason != reason || st.Exit.EndedAt.IsZero() || st.Exit.Code != c.code || w.Task.Open()):
-				t.Errorf("the job is reported as %+v, want %s with the exit code %d", st, want, c.code)
+				t.Errorf("the job that ended before the lease is reported as %+v, want %s with the exit code %d", st, want, c.code)
 			case !c.ends && (st.Message != lapsedMessage || !st.Exit.EndedAt.IsZero() || st.Reason != ""):
-				t.Errorf("the job is reported as %+v, want that it waits for an order, without an exit", st)
+				t.Errorf("the job that was stopped because of the lease is reported as %+v, want that it waits for an order, without an exit", st)
 			}
 			// The instance of a job that has ended is removed by somebody, and the lease is renewed: the job does not start.
 			j.step(Leased{j.clock + time.Hour})
@@ -213,14 +214,14 @@ func TestStepKeepsTheEndOfAJobWhenTheLeaseEnds(t *testing.T) {
 				j.step(Done{Act: a, Began: j.now})
 			}
 			if a := j.renew(j.s.fencer.lapses, 0).act(); a != nil {
-				t.Errorf("without its instance the core began %s, want no action", a.Verb)
+				t.Errorf("the instance of the job was removed by somebody, and the core began the action %s, want none", a.Verb)
 			}
 		})
 	}
 }
 
-// A newer order arrives while the agent stops a job whose lease has ended. The job runs again, and the stop is not reported
-// as its end.
+// A newer order arrives while the agent stops a job whose lease has ended. The agent starts the job again
+// after the stop, and does not report the stop as the end of the job.
 func TestStepStartsALapsedJobThatIsBeingStopped(t *testing.T) {
 	j := startedLeasedJob(t)
 	j.renew(1, j.clock)
@@ -230,7 +231,7 @@ func TestStepStartsALapsedJobThatIsBeingStopped(t *testing.T) {
 	}
 	halt := j.act()
 	if halt == nil || halt.Verb != Halt {
-		t.Fatalf("the core's action is %+v, want a halt", halt)
+		t.Fatalf("the core's action is %+v, want Halt, the stop of the job", halt)
 	}
 	j.step(Leased{j.clock + time.Hour})
 	j.renew(1, 0)
@@ -270,9 +271,9 @@ func TestStepReportsARetriedJobThatTheAgentStartedBeforeItWasKilled(t *testing.T
 		{"an exclusive job failed", true, workload.Container, time.Second, false, 3, Nothing, ""},
 		{"a job succeeded", false, workload.Container, time.Second, false, 0, Nothing, ""},
 		{"a job failed", false, workload.Container, time.Second, false, 3, Nothing, ""},
-		{"an exclusive job was not started", true, workload.Container, -time.Minute, false, 3, Nothing, waitsMessage},
-		{"a job was not started", false, workload.Container, -time.Minute, false, 3, Ensure, ""},
-		{"an exclusive job was started before its restart", true, workload.Container, time.Second, true, 0, Nothing, waitsMessage},
+		{"an exclusive job was not started after the order arrived", true, workload.Container, -time.Minute, false, 3, Nothing, waitsMessage},
+		{"a job was not started after the order arrived", false, workload.Container, -time.Minute, false, 3, Ensure, ""},
+		{"an exclusive job was started, and its ordered restart is still pending", true, workload.Container, time.Second, true, 0, Nothing, waitsMessage},
 		{"some services of a stack may not have been started", false, workload.Compose, time.Second, false, 3, Ensure, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -300,7 +301,7 @@ func TestStepReportsARetriedJobThatTheAgentStartedBeforeItWasKilled(t *testing.T
 				}
 			}
 			if do != c.do {
-				t.Fatalf("the core began the action %s, want %s", do, c.do)
+				t.Fatalf("after the restart of the agent the core began the action %s, want %s", do, c.do)
 			}
 			w := h.s.Get("db")
 			switch st := w.Status; {
@@ -309,7 +310,7 @@ func TestStepReportsARetriedJobThatTheAgentStartedBeforeItWasKilled(t *testing.T
 			case c.says == "" && c.do == Nothing && (st.State != o.State || st.Exit.EndedAt.IsZero() || st.Exit.Code != c.code):
 				t.Errorf("the job is reported as %+v, want its exit code %d", st, c.code)
 			case c.says == "" && c.do == Nothing && c.code == 0 && w.Task.Status != TaskCompleted:
-				t.Errorf("the order of the job that succeeded is recorded as %+v", w.Task)
+				t.Errorf("the job succeeded, but the task of its order is %+v, want a completed task", w.Task)
 			}
 		})
 	}

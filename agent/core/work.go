@@ -24,8 +24,8 @@ func (j job) busy() bool { return j.act != nil || j.cover != nil }
 // usually needs three turns, and one more for each previous type whose instance must be removed.
 const maxTurns = 16
 
-// due schedules an evaluation of a workload id (a comparison of its order with its instance) at the time at. If
-// an evaluation is scheduled already, the earlier of the two times is kept.
+// due schedules an evaluation of a workload id (a comparison of its order with its instance) for the time at.
+// If an evaluation is scheduled already, the earlier of the two times is kept.
 func (x *step) due(id string, at time.Time) {
 	j, _ := x.jobs.Get(id)
 	if j.due.IsZero() || at.Before(j.due) {
@@ -198,7 +198,7 @@ func (x *step) done(d Done) {
 	x.jobs.Set(id, j)
 	x.store.Workload = id // if a write of this step fails, StoreFailed ends the act and schedules the work again
 	if d.Act.Leased {
-		x.do(TellFencer{}) // the agent can acknowledge the end of a lease once no start is under way
+		x.do(TellFencer{}) // no start is in progress now, so the agent can confirm the end of a lease to the fencer
 	}
 	w, in := x.Get(id), d.Act.Intent
 	switch d.Act.Verb {
@@ -416,9 +416,9 @@ func (x *step) removeDone(d Done, w *Workload) {
 	x.rebind()
 }
 
-// storeFailed is called after an input's records could not be stored. It schedules the work on the
-// workload again. If the input reported the removal of a job's instance, the instance is gone, so
-// storeFailed keeps in the State how it had ended, for the next attempt.
+// storeFailed is called after an input's records could not be stored. It schedules the work on the workload
+// again. If the input reported the removal of a job's instance, that instance is gone. storeFailed then keeps
+// in the State how the instance had ended, so that the next attempt can report it.
 func (x *step) storeFailed(e StoreFailed) {
 	if e.ID == "" {
 		return
@@ -482,14 +482,14 @@ func (x *step) evaluate(w *Workload) decision {
 	d := w.desired()
 	d.waits, d.lapsed = w.memory.waits, w.memory.lapsed
 	if w.memory.over.message != "" && !w.memory.over.of(d.content, o) {
-		w.memory.over, w.Failure = excess{}, Failure{} // the instance or its content has changed, so earlier failures do not count
+		w.memory.over, w.Failure = excess{}, Failure{} // the workload has another instance or content now, so its earlier failures do not count
 	}
 	over := w.memory.over
 	d.over = over.message != "" && d.running
 	d.healing = in.healing()
 	d.former = o != nil && !in.fits(in.observed(o))
 	d.unhealthy, d.healAt = w.unhealthy() || d.healing, x.Policy.healAt(w)
-	if d.lapsed && seen.State == workload.Running { // the instance did not end before the lease
+	if d.lapsed && seen.State == workload.Running { // the instance still ran when the lease ended, so a later end is a stop because of the lease
 		w.memory.lapsedAt = time.Time{}
 	}
 	switch {

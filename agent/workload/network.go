@@ -12,7 +12,7 @@ import (
 // the addresses and slices of the nodes with which it shares a network.
 type NetworkView struct {
 	Cluster  string     // id of the cluster
-	Index    uint64     // log index of the newest change in any view of this cluster
+	Index    uint64     // version of the view: the log index of the newest change to the networks of this cluster
 	Port     uint16     // UDP port of VXLAN
 	VNI      uint32     // VXLAN network identifier, 1 to 2^24-1
 	Address  netip.Addr // the node's own underlay address, to which other nodes send VXLAN packets

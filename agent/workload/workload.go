@@ -37,7 +37,7 @@ type State string
 const (
 	Pending State = "Pending" // the engine is starting or restarting the workload
 	Running State = "Running"
-	Stopped State = "Stopped" // the instance was created but not started, or stopped, or ended with exit code 0
+	Stopped State = "Stopped" // the instance was created but not started, or was stopped, or ended with exit code 0
 	Failed  State = "Failed"  // the instance ended with another exit code, or could not start
 	Unknown State = "Unknown" // the engine reports a state that we do not know
 	Absent  State = "Absent"  // List never returns this state; callers use it for an ID that List does not return
@@ -123,11 +123,12 @@ func (h Health) Worse(o Health) Health {
 	return ""
 }
 
-// Under returns the observation as it is reported to the schedulers if the desired state is running, or if it
-// is stopped. If the workload should be stopped and its instance ended with an error, it is reported as
-// Stopped, with the error in the message (contract/semantics.md, section 10). Without this rule, an instance
-// that was killed because it did not stop within its grace period would be reported as Failed. A stack that should be
-// stopped, and of which one service has failed while others run, is reported as Running.
+// Under returns the observation as it is reported to the schedulers. running says whether the desired state
+// is running; otherwise it is stopped. If the workload should be stopped and its instance ended with an
+// error, it is reported as Stopped, with the error in the message (contract/semantics.md, section 10).
+// Without this rule, an instance that was killed because it did not stop within its grace period would be
+// reported as Failed. If the desired state of a stack is stopped, and one of its services has failed while
+// others run, the stack is reported as Running.
 func (o Observed) Under(running bool) Observed {
 	switch {
 	case running || o.State != Failed:
