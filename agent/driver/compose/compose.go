@@ -75,10 +75,10 @@ type Options struct {
 	// Credentials returns the X-Registry-Auth value for an image of a workload's namespace, or "" for none. May be nil.
 	Credentials func(namespace, ref string) (string, error)
 	// Progress is called with the progress of an image pull or with the dependency that Compose waits for,
-	// and with "" at the end of both. Progress must not block, and may be nil.
+	// and with "" at the end of the pull or of the wait. Progress must not block, and may be nil.
 	Progress func(id driver.ID, text string)
-	// Pulled is called for each newly pulled image. For a renewed image, before is the id of the image
-	// that had the name until then; otherwise before is "". May be nil.
+	// Pulled is called for each newly pulled image; ref is its name. If an older image on the engine had this
+	// name before the pull, before is the id of that image; otherwise before is "". May be nil.
 	Pulled func(ref, before string)
 	// GitCredentials returns user and password for the Git repository of a workload. It looks them up by the
 	// workload's namespace and the name of the credentials or, if name is empty, the host of the repository.
@@ -259,7 +259,7 @@ type engineCli struct {
 // CurrentVersion returns the API version that the client and the engine agreed on. While the engine does
 // not answer, it returns the newest version that the client knows.
 func (c *engineCli) CurrentVersion() string {
-	v, _ := c.engine.APIVersion(context.Background()) // ignore the error: the next call to the engine returns it too
+	v, _ := c.engine.APIVersion(context.Background()) // ignore the error: the next call to the engine fails too and returns it
 	return v
 }
 
@@ -305,8 +305,9 @@ func (c stacksOnly) ContainerStop(ctx context.Context, id string, opt client.Con
 	return c.APIClient.ContainerStop(ctx, id, opt)
 }
 
-// ExecCreate runs the post_start hooks in the label of a container. Compose calls it only for the hook runHooks. The error of a
-// hook is then the same as for a single container, and the engine knows that the container is not ready.
+// ExecCreate runs the post_start hooks in the label of a container. Compose calls it only for the hook
+// runHooks. The error of a hook is then the same as for a container that is no part of a stack, and
+// moby.Engine.Unready returns true for the container if a hook failed.
 func (c stacksOnly) ExecCreate(ctx context.Context, id string, _ client.ExecCreateOptions) (client.ExecCreateResult, error) {
 	in, err := c.engine.Inspect(ctx, id)
 	if err != nil {
@@ -333,8 +334,8 @@ func (stacksOnly) ExecInspect(context.Context, string, client.ExecInspectOptions
 	return client.ExecInspectResult{}, nil
 }
 
-// runHooks returns what a service with these post_start hooks has instead of them: one hook, for which stacksOnly runs the
-// hooks in the label of the container.
+// runHooks returns the hooks that Compose gets in place of the post_start hooks of a service: a single hook.
+// When Compose runs it, stacksOnly runs the hooks in the label of the container.
 func runHooks(hooks []types.ServiceHook) []types.ServiceHook {
 	if len(hooks) == 0 {
 		return nil

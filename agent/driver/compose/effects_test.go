@@ -163,7 +163,7 @@ func TestUpdateReplacesOnlyChangedServices(t *testing.T) {
 		b.ensure(spec)
 		o = b.await(spec.ID, driver.Running)
 		if o.Content != spec.Content || o.Revision != "rev-2" || o.Metadata["compose.services"] != "2 of 2 containers run" {
-			t.Errorf("after the update the stack has content %q, revision %q and services %q", o.Content, o.Revision, o.Metadata["compose.services"])
+			t.Errorf("after the update the stack is listed with content %q, revision %q and services %q; want those of the update", o.Content, o.Revision, o.Metadata["compose.services"])
 		}
 		if again := b.containerOf(spec.ID, "db"); again != db {
 			t.Errorf("the container of service db was replaced, but its configuration did not change")
@@ -175,7 +175,7 @@ func TestUpdateReplacesOnlyChangedServices(t *testing.T) {
 			t.Errorf("VERSION=%q", v)
 		}
 		if after := b.volumes(spec.ID); len(before) != 1 || strings.Join(before, " ") != strings.Join(after, " ") {
-			t.Errorf("an update changed the volumes from %v to %v", before, after)
+			t.Errorf("an update of the stack changed its volumes from %v to %v, want the same volumes", before, after)
 		}
 		web = b.containerOf(spec.ID, "web")
 		if err := b.d.Halt(b.ctx, spec.ID, time.Second); err != nil {
@@ -186,13 +186,13 @@ func TestUpdateReplacesOnlyChangedServices(t *testing.T) {
 		}
 		b.ensure(spec)
 		if o = b.await(spec.ID, driver.Running); b.containerOf(spec.ID, "web") != web || o.Labels[driver.LabelContent] == "" {
-			t.Errorf("the container of a stopped stack was created again, or has no content label: %v", o.Labels)
+			t.Errorf("a stop and a start of the stack created the container of web again, or the stack lost its content label: %v", o.Labels)
 		}
 		if err := b.d.Remove(b.ctx, spec.ID); err != nil {
 			t.Fatal(err)
 		}
 		if left := b.volumes(spec.ID); len(left) > 0 {
-			t.Errorf("after the delete the volumes %v are left", left)
+			t.Errorf("after the delete of the stack its volumes %v are left", left)
 		}
 	})
 }
@@ -251,7 +251,7 @@ func TestEnvironmentIsInjected(t *testing.T) {
 		}
 	}
 	if text, err := os.ReadFile(host); err != nil || string(text) != "FORMER=host\n" {
-		t.Errorf("the file to which the container's link points was changed to %q: %v", text, err)
+		t.Errorf("the host's file to which the container's link points was changed to %q (error %v)", text, err)
 	}
 	err := filepath.WalkDir(b.dir, func(path string, entry os.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
@@ -259,7 +259,7 @@ func TestEnvironmentIsInjected(t *testing.T) {
 		}
 		text, err := os.ReadFile(path)
 		if strings.Contains(string(text), "second") || strings.Contains(string(text), "world") {
-			t.Errorf("%s holds the environment", path)
+			t.Errorf("the file %s contains a value of the stack's environment, which must not be on the disk", path)
 		}
 		return err
 	})
@@ -293,7 +293,7 @@ func TestAServiceGoesWithItsProfile(t *testing.T) {
 		b.ensure(spec)
 		b.await(spec.ID, driver.Running)
 		if got := running(); !slices.Equal(got, step.want) {
-			t.Errorf("with profiles %q the services %v run, want %v", step.profiles, got, step.want)
+			t.Errorf("with the profiles %q the services %v of the stack run, want %v", step.profiles, got, step.want)
 		}
 	}
 }
@@ -325,7 +325,7 @@ func TestDuplicateNetworkIsRemoved(t *testing.T) {
 	b.ensure(spec)
 	b.await(spec.ID, driver.Running)
 	if n := list(); len(n) != 1 {
-		t.Errorf("%d networks are left, want one", len(n))
+		t.Errorf("after Ensure the stack has %d networks of the same name, want one", len(n))
 	}
 }
 
@@ -356,10 +356,10 @@ func TestRolledBackContainerIsMadeAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 			if o := b.await(spec.ID, driver.Running); o.Content != spec.Content {
-				t.Errorf("after the rollback the stack has content %q, want %q", o.Content, spec.Content)
+				t.Errorf("after the engine's rollback and another attempt the stack has content %q, want %q", o.Content, spec.Content)
 			}
 			if taken() == "" {
-				t.Error("the proxy saw no start of a container, so this test proves nothing")
+				t.Error("the proxy saw no start of a container, so the test did not cover the rollback")
 			}
 		})
 	}
@@ -405,20 +405,20 @@ volumes: {data: {name: SHARED}}
 		b.await(second.ID, driver.Running)
 		remove(first.ID)
 		if found := garbage(); len(found) > 0 || len(b.volumes(first.ID)) != 1 {
-			t.Errorf("after the delete of the first stack, garbage is %v and volumes are %v; want no garbage, and the volume that the other stack uses", found, b.volumes(first.ID))
+			t.Errorf("after the delete of the first stack, the garbage is %v and its volumes are %v; want no garbage, and only the volume that the second stack uses", found, b.volumes(first.ID))
 		}
 		b.await(second.ID, driver.Running)
 		remove(second.ID)
 		found := garbage()
 		if len(found) != 1 || found[0].Kind != driver.Network || found[0].Name != shared || len(b.volumes(first.ID)) != 1 {
-			t.Fatalf("after the delete of both stacks, garbage is %v and volumes are %v; want the network as garbage, and the volume", found, b.volumes(first.ID))
+			t.Fatalf("after the delete of both stacks, garbage is %v and volumes are %v; want the network as garbage, and the volume kept", found, b.volumes(first.ID))
 		}
 		if err := b.d.Collect(b.ctx, found[0]); err != nil || len(garbage()) > 0 {
 			t.Errorf("Collect returned %v and left the garbage %v, want none", err, garbage())
 		}
 		remove(first.ID) // the second delete of the first stack removes its volume too
 		if left := b.volumes(first.ID); len(left) > 0 {
-			t.Errorf("after the second delete the volumes %v are left", left)
+			t.Errorf("after the second delete of the first stack its volumes %v are left", left)
 		}
 	})
 }
@@ -435,7 +435,7 @@ func TestAMoveLeavesTheVolumesOfAStack(t *testing.T) {
 			name   string
 			remove func() error
 			left   bool
-			late   bool // a case with late=true runs in the state that the case before it left; the stack is not deployed again
+			late   bool // the stack is not deployed again before this case, so it is in the state in which the previous case left it
 		}{
 			{"a move", func() error { return b.d.Leave(b.ctx, spec.ID, true) }, true, false},
 			{"a delete", func() error { return b.d.Remove(b.ctx, spec.ID) }, false, false},
@@ -448,7 +448,7 @@ func TestAMoveLeavesTheVolumesOfAStack(t *testing.T) {
 				b.await(spec.ID, driver.Running)
 			}
 			if now := strings.Join(b.volumes(spec.ID), " "); before != "" && now != before {
-				t.Errorf("before %s: the stack has volume %q, want the volume from before the move, %q", c.name, now, before)
+				t.Errorf("the stack was deployed again before %s, and has volume %q; want %q, the volume from before the move", c.name, now, before)
 			}
 			before = strings.Join(b.volumes(spec.ID), " ")
 			folder := filepath.Join(b.dir, string(spec.ID))
@@ -459,20 +459,20 @@ func TestAMoveLeavesTheVolumesOfAStack(t *testing.T) {
 			no := func(driver.ID) bool { return false }
 			found, err := b.d.Garbage(b.ctx, driver.GarbageQuery{Wanted: no, Busy: no})
 			if is := func(g driver.Garbage) bool { return g.Kind == driver.Project && g.Workload == spec.ID }; err != nil || c.late && slices.ContainsFunc(found, is) {
-				t.Errorf("volumes that stayed after a move are listed as garbage: %v, %v", found, err)
+				t.Errorf("Garbage returned %v, error %v; want it without the folder of a stack that moved to another node", found, err)
 			}
 			if err := c.remove(); err != nil {
 				t.Fatalf("%s: %v", c.name, err)
 			}
 			if left, _ := filepath.Glob(filepath.Join(folder, "*")); c.left && (len(left) != 2 || !present(written)) || !c.left && present(folder) {
-				t.Errorf("%s: the stack's folder still has %q", c.name, left)
+				t.Errorf("after %s the stack's folder has the entries %q; want its files and record after a move, and no folder after a delete", c.name, left)
 			}
 			after := strings.Join(b.volumes(spec.ID), " ")
 			if c.left && after != before || !c.left && after != "" || before == "" {
-				t.Errorf("after %s the stack has another volume than expected: it had %q and now has %q", c.name, before, after)
+				t.Errorf("before %s the stack had volume %q, and now it has %q; want the same after a move, and none after a delete", c.name, before, after)
 			}
 			if o := b.observed(spec.ID); o.State != driver.Absent {
-				t.Errorf("%s: a container of the stack still exists, %s", c.name, o.State)
+				t.Errorf("after %s a container of the stack still exists, in state %s", c.name, o.State)
 			}
 			before = after
 		}
@@ -491,11 +491,11 @@ func TestStatesOfAStack(t *testing.T) {
 		content    bool
 		message    string
 	}{
-		{"a completed job beside a server", "services: {job: {image: IMAGE, command: [exit, '0']}, web: {image: IMAGE, command: [serve]}}",
+		{"a stack with a completed job and a server is Running", "services: {job: {image: IMAGE, command: [exit, '0']}, web: {image: IMAGE, command: [serve]}}",
 			driver.Running, true, "job: exited with code 0; web: running"},
-		{"a crashed service beside a server", "services: {bad: {image: IMAGE, command: [exit, '3']}, web: {image: IMAGE, command: [serve]}}",
+		{"a stack with a crashed service and a server is Failed", "services: {bad: {image: IMAGE, command: [exit, '3']}, web: {image: IMAGE, command: [serve]}}",
 			driver.Failed, true, "service bad exited with code 3; bad: exited with code 3; web: running"},
-		{"a stack that has only jobs", "services: {a: {image: IMAGE, command: [exit, '0']}, b: {image: IMAGE, command: [exit, '0']}}",
+		{"a stack of which all services are completed jobs is Stopped", "services: {a: {image: IMAGE, command: [exit, '0']}, b: {image: IMAGE, command: [exit, '0']}}",
 			driver.Stopped, true, "a: exited with code 0; b: exited with code 0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -505,7 +505,7 @@ func TestStatesOfAStack(t *testing.T) {
 			testbed.Within(t, time.Minute, "the state of the stack", func() error {
 				o := b.observed(spec.ID)
 				if o.State != c.want || o.Message != c.message {
-					return fmt.Errorf("the stack is %s (%s), want %s (%s)", o.State, o.Message, c.want, c.message)
+					return fmt.Errorf("the stack is %s with message %q, want %s with message %q", o.State, o.Message, c.want, c.message)
 				}
 				if (o.Content == spec.Content) != c.content {
 					t.Errorf("content %q", o.Content)
@@ -544,7 +544,7 @@ services:
 		b.ensure(spec)
 		b.await(spec.ID, driver.Running)
 		if started("migrate") != once {
-			t.Errorf("a stop and a start of the stack ran the completed service migrate again")
+			t.Errorf("a stop and a start of the stack ran the completed service \"migrate\" again")
 		}
 	})
 }
@@ -564,7 +564,7 @@ func TestACompletedStack(t *testing.T) {
 			spec := b.spec("complete-"+strings.ReplaceAll(c.name, " ", "-"), b.yaml(c.yaml))
 			b.ensure(spec)
 			if o := b.await(spec.ID, driver.Stopped); o.Completed != c.want {
-				t.Errorf("Completed is %t, want %t", o.Completed, c.want)
+				t.Errorf("Observed.Completed of the stack is %t, want %t", o.Completed, c.want)
 			}
 		})
 	}
@@ -580,14 +580,14 @@ func TestAMissingContainerIsMadeAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if o := b.observed(spec.ID); o.Content != "" || o.Revision != "" {
-		t.Errorf("a stack without its container web has content %q, revision %q; want both empty, so that Ensure creates the container again", o.Content, o.Revision)
+		t.Errorf("the container of service \"web\" is missing, but the stack is listed with content %q and revision %q; want both empty, so that Ensure creates the container again", o.Content, o.Revision)
 	}
 	b.ensure(spec)
 	if o := b.await(spec.ID, driver.Running); o.Content != spec.Content || b.containerOf(spec.ID, "web") == "" {
-		t.Errorf("after Ensure the stack has content %q and the container %q for web, want both set", o.Content, b.containerOf(spec.ID, "web"))
+		t.Errorf("after Ensure the stack has content %q, and service \"web\" has the container %q; want both set", o.Content, b.containerOf(spec.ID, "web"))
 	}
 	if b.containerOf(spec.ID, "db") != db {
-		t.Error("the container of db was replaced, although only web was missing")
+		t.Error("Ensure replaced the container of service \"db\", although only that of \"web\" was missing")
 	}
 }
 
@@ -596,7 +596,7 @@ func TestLogsOfAStackNameTheirContainers(t *testing.T) {
 	spec := b.spec("logs", b.yaml(fmt.Sprintf(twoServices, 1, 1)))
 	b.ensure(spec)
 	b.await(spec.ID, driver.Running)
-	testbed.Within(t, time.Minute, "the logs of both services", func() error {
+	testbed.Within(t, time.Minute, "the stack's log contains the lines of both services", func() error {
 		rc, err := b.d.Logs(b.ctx, spec.ID, driver.LogOptions{})
 		if err != nil {
 			return testbed.Final(err)
@@ -617,17 +617,17 @@ func TestLogsOfAStackNameTheirContainers(t *testing.T) {
 	}
 	defer rc.Close()
 	if text, err := io.ReadAll(rc); err != nil || !strings.Contains(string(text), "probe: ready\n") || strings.Contains(string(text), "web") {
-		t.Errorf("the log of the service db is %q, %v; want the lines of db and none of web", text, err)
+		t.Errorf("the log of service \"db\" is %q (error %v); want the lines of db and none of web", text, err)
 	}
 	if _, err := b.d.Logs(b.ctx, spec.ID, driver.LogOptions{Service: "cache"}); driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "db, web") {
-		t.Errorf("the log of a service that does not exist returned %v, want an error", err)
+		t.Errorf("Logs of a service that does not exist returned %v; want an error that names the services of the stack", err)
 	}
 	// In a stack of several services, Exec without a service name is an error.
 	if _, err := b.d.Exec(b.ctx, spec.ID, driver.ExecOptions{Command: []string{"/probe", "cat"}}); driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "--service: db, web") {
-		t.Errorf("a command in a stack of two services, without naming a service, returned %v; want an error that names both services", err)
+		t.Errorf("Exec without a service name in a stack of two services returned %v; want an error that names both services", err)
 	}
 	if _, err := b.d.Exec(b.ctx, spec.ID, driver.ExecOptions{Command: []string{"/probe", "cat"}, Service: "cache"}); driver.ClassOf(err) != driver.InvalidSpecification {
-		t.Errorf("a command in a service that does not exist returned %v, want an error", err)
+		t.Errorf("Exec in a service that does not exist returned %v, want an error", err)
 	}
 }
 
@@ -640,15 +640,15 @@ func TestInvalidStacksAreRefused(t *testing.T) {
 		want  string
 	}{
 		{"a specification without a Compose file", &agentv1.ComposeSpec{}, driver.InvalidSpecification, "compose.compose_yaml: must not be empty"},
-		{"neither YAML nor base64", &agentv1.ComposeSpec{ComposeYaml: "%%%"}, driver.InvalidSpecification, "or its base64"},
+		{"a Compose file that is neither YAML nor base64", &agentv1.ComposeSpec{ComposeYaml: "%%%"}, driver.InvalidSpecification, "or its base64"},
 		{"an unknown key", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, bogus: 1}}"}, driver.InvalidSpecification, "bogus"},
 		{"a build", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {build: .}}"}, driver.InvalidSpecification, "services.a.build: nodes build no images"},
-		{"an invalid image name", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: 'UPPER case'}}"}, driver.InvalidSpecification, "services.a.image"},
-		{"no enabled service", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, profiles: [p]}}"}, driver.InvalidSpecification, "COMPOSE_PROFILES"},
+		{"a service with an invalid image name", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: 'UPPER case'}}"}, driver.InvalidSpecification, "services.a.image"},
+		{"a stack without an enabled service", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, profiles: [p]}}"}, driver.InvalidSpecification, "COMPOSE_PROFILES"},
 		{"no container", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, deploy: {replicas: 0}}, b: {image: x, scale: 0}}"}, driver.InvalidSpecification, "every service has 0 replicas"},
 		{"an error about a wrong variable does not repeat the secret in it", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, environment: {K: 'hunter2${'}}}"}, driver.InvalidSpecification, "no valid use of a variable"},
 		{"an image with pull_policy build", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: '127.0.0.1:1/x:1', build: ., pull_policy: build}}"}, driver.ImageNotOnNode, "pull_policy is build"},
-		{"ssh", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "ssh://git@host/x.git"}, driver.InvalidSpecification, "must be an https, http or file URL"},
+		{"a Git repository with an ssh URL", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "ssh://git@host/x.git"}, driver.InvalidSpecification, "must be an https, http or file URL"},
 		{"no such repository", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "file://" + t.TempDir()}, driver.InvalidSpecification, "compose.git_repo file:///"},
 		{"an unreachable server", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "http://user:hunter2@127.0.0.1:1/x.git"}, driver.NetworkUnreachable, "http://127.0.0.1:1/x.git"},
 		{"unknown credentials", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "http://127.0.0.1:1/x.git", GitCredentials: "team"}, driver.InvalidConfiguration, "PERSYS_CREDENTIALS_FILE"},
@@ -660,7 +660,7 @@ func TestInvalidStacksAreRefused(t *testing.T) {
 				t.Errorf("Ensure returned %v; want class %s and %q", err, c.class, c.want)
 			}
 			if err != nil && strings.Contains(err.Error(), "hunter2") {
-				t.Errorf("the error contains a secret: %v", err)
+				t.Errorf("the error of Ensure contains a secret value: %v", err)
 			}
 		})
 	}
@@ -749,7 +749,7 @@ services:
 		}
 		want := map[string][2]int64{"old": {64 << 20, 64 << 20}, "new": {64 << 20, 64 << 20}, "own": {64 << 20, 96 << 20}, "any": {64 << 20, -1}, "none": {}}
 		if !maps.Equal(got, want) {
-			t.Errorf("the limits of memory and of memory with swap are %v; want %v", got, want)
+			t.Errorf("the services have these limits of memory, and of memory with swap, in bytes: %v; want %v", got, want)
 		}
 	})
 }
@@ -776,10 +776,10 @@ services:
 			t.Fatal(err)
 		}
 		if h := res.Container.HostConfig; h.NanoCPUs != 200_000_000 || h.Memory != 64<<20 || h.MemorySwap != 64<<20 {
-			t.Errorf("service limits: CPU quota %d, memory %d, memory with swap %d; want 200000000 and twice %d", h.NanoCPUs, h.Memory, h.MemorySwap, 64<<20)
+			t.Errorf("a container of the stack has CPU quota %d, memory %d, and memory with swap %d; want 200000000 and twice %d", h.NanoCPUs, h.Memory, h.MemorySwap, 64<<20)
 		}
 	}
-	testbed.Within(t, testbed.Patience, "the bytes that the stack occupies", func() error {
+	testbed.Within(t, testbed.Patience, "the driver measures the bytes that the containers of the stack wrote", func() error {
 		seen, err := b.d.Occupied(b.ctx, []driver.Observed{o})
 		if err != nil {
 			return testbed.Final(err)

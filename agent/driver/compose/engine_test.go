@@ -208,7 +208,7 @@ func stranger(t *testing.T, e *engine, id driver.ID) func() {
 			t.Fatalf("the container of the stranger was removed: %v", err)
 		}
 		if !after.Container.State.Running || after.Container.State.StartedAt != before.Container.State.StartedAt {
-			t.Errorf("the container of the stranger was changed: %+v, then %+v", before.Container.State, after.Container.State)
+			t.Errorf("the driver changed the stranger's container: its state was %+v and is now %+v", before.Container.State, after.Container.State)
 		}
 		remove()
 	}

@@ -25,8 +25,9 @@ type member struct {
 	project, service string
 }
 
-// dependencies returns the services that the member's service depends on. Compose does not write into its label
-// which of them are optional (required: false), so the driver has a label of its own for them.
+// dependencies returns the services that the member's service depends on. Compose does not write into its
+// label which of these dependencies are optional (required: false). So the driver reads the optional ones
+// from a label of its own.
 func (m member) dependencies() types.DependsOnConfig {
 	out := types.DependsOnConfig{}
 	optional := strings.Split(m.Labels[driver.LabelOptional], ",")
@@ -206,7 +207,7 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 	if err != nil {
 		return &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
 	}
-	if services, err := d.stopUnready(ctx, members); len(services) > 0 && rec != nil { // a new order interrupted their hooks
+	if services, err := d.stopUnready(ctx, members); len(services) > 0 && rec != nil { // a new order may have interrupted the post_start hooks of these services
 		if err := errors.Join(err, d.restarting(project, unique(append(services, rec.Halted...)))); err != nil {
 			return err
 		}
@@ -332,9 +333,9 @@ func (d *Driver) settle(ctx context.Context, spec driver.Spec, project string, m
 }
 
 // restarting stores in the record the services that were stopped for a restart of unhealthy services. The
-// next start then includes them, also after a failed start or a restart of the agent. nil means that no
-// such start is due. Stacks of legacy v1 agents have no record and need none: their containers have no
-// label with a restart policy that would keep them ended.
+// next start then includes them, also after a failed start or a restart of the agent. nil means that no such
+// start is due. A stack of a legacy v1 agent has no record, and restarting then does nothing: the containers
+// have no LabelRestart, so no restart policy keeps them ended.
 func (d *Driver) restarting(project string, services []string) error {
 	rec, err := d.recordOf(project)
 	if err != nil || rec == nil || slices.Equal(rec.Halted, services) {

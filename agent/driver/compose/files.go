@@ -191,8 +191,8 @@ func writeFiles(dir string, files []bundle.File) error {
 	return nil
 }
 
-// forgetFiles removes the subfolders with files of previous versions of a stack. used are the subfolders of
-// the current version.
+// forgetFiles removes the subfolders with files of previous versions of a stack. used lists the subfolders of
+// the current version, which are kept.
 func (d *Driver) forgetFiles(project string, used []string) (err error) {
 	for _, dir := range []string{mountedDir, keptDir} {
 		old, bad := filepath.Glob(filepath.Join(d.folder(project), dir+"-*"))

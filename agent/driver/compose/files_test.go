@@ -102,7 +102,7 @@ func TestFilesOfAStack(t *testing.T) {
 			{"web", "/conf/site.conf", site}, {"web", "/site.conf", site}, {"web", "/one.conf", one}, {"db", "/run/secrets/token", token},
 		} {
 			if got := b.in(spec.ID, c.service, c.path); got != c.want {
-				t.Errorf("%s: %s of %s is %q, want %q", when, c.path, c.service, got, c.want)
+				t.Errorf("%s: the file %s in the container of service %s contains %q, want %q", when, c.path, c.service, got, c.want)
 			}
 		}
 	}
@@ -114,7 +114,7 @@ func TestFilesOfAStack(t *testing.T) {
 		t.Error("the service from the included Compose file does not run")
 	}
 	if len(b.folders(spec.ID)) != 4 {
-		t.Errorf("the project has folders %v, want those of two mounts, a config and a secret", b.folders(spec.ID))
+		t.Errorf("the stack's project folder has the subfolders %v, want four: two mounts, a config and a secret", b.folders(spec.ID))
 	}
 	web, db := b.containerOf(spec.ID, "web"), b.containerOf(spec.ID, "db")
 	change := func(content string, files map[string]string) {
@@ -127,22 +127,22 @@ func TestFilesOfAStack(t *testing.T) {
 	change("c1:files-2", files)
 	look("with another secret", "site 1", "one 1", "secret 2")
 	if b.containerOf(spec.ID, "web") != web || b.containerOf(spec.ID, "db") == db {
-		t.Error("after a change of its secret, db was not replaced, or another service was")
+		t.Error("a change of the secret of service \"db\" must replace the container of \"db\", and not that of \"web\"")
 	}
 	if err := os.WriteFile(filepath.Join(b.dir, string(spec.ID), "files", "data", "kept"), []byte("x"), 0o600); err != nil {
-		t.Errorf("the folder data, which the stack mounts, is gone after the update: %v", err)
+		t.Errorf("the update removed the folder \"data\", which a service mounts: %v", err)
 	}
 	db, files["conf/site.conf"] = b.containerOf(spec.ID, "db"), "site 2"
 	change("c1:files-3", files)
 	look("with another config", "site 2", "one 1", "secret 2")
 	if b.containerOf(spec.ID, "web") == web || b.containerOf(spec.ID, "db") != db {
-		t.Error("after a change of its config, web was not replaced, or another service was")
+		t.Error("a change of the config of service \"web\" must replace the container of \"web\", and not that of \"db\"")
 	}
 	if got := b.in(spec.ID, "web", "/data/kept"); got != "x" {
-		t.Errorf("after an update, the file that the stack wrote contains %q, want what it wrote", got)
+		t.Errorf("after an update the file that was written into the mounted folder contains %q, want \"x\" as before", got)
 	}
 	if len(b.folders(spec.ID)) != 4 {
-		t.Errorf("folders of former files are left: %v", b.folders(spec.ID))
+		t.Errorf("the project folder has the subfolders %v, want four, without those of former files", b.folders(spec.ID))
 	}
 	files["conf/site.conf"], files["token"] = "site 1", "secret 1"
 	change("c1:files", files)
@@ -151,7 +151,7 @@ func TestFilesOfAStack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left := b.folders(spec.ID); len(left) > 0 {
-		t.Errorf("after the delete the folders %v are left", left)
+		t.Errorf("after the delete of the stack the subfolders %v of its project folder are left", left)
 	}
 }
 

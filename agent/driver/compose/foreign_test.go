@@ -39,31 +39,31 @@ func TestStacksOfOtherNamespacesAreOutOfReach(t *testing.T) {
 	network := compose.ProjectName(runs.ID) + "_default"
 
 	for _, c := range []struct{ name, id, namespace, text, want string }{
-		{"a workload with the id of the deleted stack", "left", "shop", "    volumes: [data:/data]\nvolumes: {data: {}}\n", "volume " + volume},
-		{"a workload with the id of the deleted stack, in the default namespace", "left", "", "    volumes: [data:/data]\nvolumes: {data: {}}\n", "volume " + volume},
-		{"the deleted stack's volume by a chosen name", "taker", "shop", "    volumes: [vol:/data]\nvolumes: {vol: {name: " + volume + "}}\n", "volume " + volume},
-		{"the deleted stack's volume as an external one", "taker", "shop", "    volumes: [vol:/data]\nvolumes: {vol: {external: true, name: " + volume + "}}\n", "volume " + volume},
-		{"a workload with the running stack's id", "runs", "shop", "", "Compose project"},
-		{"the running stack's network", "taker", "shop", "    networks: [n]\nnetworks: {n: {external: true, name: " + network + "}}\n", "network " + network},
-		{"the volumes of the running stack's container", "taker", "shop", "    volumes_from: [\"container:" + container + ":ro\"]\n", "container " + container},
-		{"the network of the running stack's container", "taker", "", "    network_mode: \"container:" + container + "\"\n", "container " + container},
-		{"the processes of the running stack's container", "taker", "shop", "    pid: \"container:" + container + "\"\n", "container " + container},
+		{"a stack with the id of the deleted stack cannot use the kept volume", "left", "shop", "    volumes: [data:/data]\nvolumes: {data: {}}\n", "volume " + volume},
+		{"a stack of the default namespace with the id of the deleted stack cannot use the kept volume", "left", "", "    volumes: [data:/data]\nvolumes: {data: {}}\n", "volume " + volume},
+		{"a stack cannot use the kept volume by a volume of the same name", "taker", "shop", "    volumes: [vol:/data]\nvolumes: {vol: {name: " + volume + "}}\n", "volume " + volume},
+		{"a stack cannot use the kept volume as an external volume", "taker", "shop", "    volumes: [vol:/data]\nvolumes: {vol: {external: true, name: " + volume + "}}\n", "volume " + volume},
+		{"a stack cannot have the id of the running stack", "runs", "shop", "", "Compose project"},
+		{"a stack cannot use the running stack's network", "taker", "shop", "    networks: [n]\nnetworks: {n: {external: true, name: " + network + "}}\n", "network " + network},
+		{"a stack cannot use the volumes of the running stack's container", "taker", "shop", "    volumes_from: [\"container:" + container + ":ro\"]\n", "container " + container},
+		{"a stack cannot use the network of the running stack's container", "taker", "", "    network_mode: \"container:" + container + "\"\n", "container " + container},
+		{"a stack cannot see the processes of the running stack's container", "taker", "shop", "    pid: \"container:" + container + "\"\n", "container " + container},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			spec := b.spec(c.id, inline(stack(c.text)))
 			spec.Body.Namespace, spec.Content = c.namespace, "c1:taker"
 			err := b.d.Ensure(b.ctx, spec)
 			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), `belongs to namespace "bank"`) || driver.ClassOf(err) != driver.InvalidConfiguration {
-				t.Errorf("Ensure of the stack returned %v (class %s), want a refusal", err, driver.ClassOf(err))
+				t.Errorf("Ensure returned %v (class %s), want an error of class INVALID_CONFIGURATION that names the other namespace", err, driver.ClassOf(err))
 			}
 			// The refused stack is deleted. Resources of the other namespace must remain.
 			if other, err := b.d.Foreign(b.ctx, spec.ID, c.namespace); err != nil || other != (c.id != "taker") {
-				t.Errorf("Foreign returned %v, error %v", other, err)
+				t.Errorf("Foreign of the refused stack returned %v, error %v; want true only for an id of namespace bank", other, err)
 			}
 		})
 	}
 	if other, err := b.d.Foreign(b.ctx, left.ID, "bank"); err != nil || other {
-		t.Errorf("Foreign for the namespace of the stack itself returned %v, %v; want false", other, err)
+		t.Errorf("Foreign for a stack and its own namespace returned %v, error %v; want false", other, err)
 	}
 	again := b.spec("left", inline(stack("    volumes: [data:/data]\nvolumes: {data: {}}\n")))
 	again.Body.Namespace = "bank"
@@ -99,7 +99,7 @@ func TestLabelsOfMountsGiveNoOwnership(t *testing.T) {
 		t.Errorf("Foreign returned %v (error %v) for a workload that is not on the node, want false", other, err)
 	}
 	if got := b.volumes("vault"); len(got) != 0 {
-		t.Errorf("the volumes %q are listed as those of another workload", got)
+		t.Errorf("the volumes %q with forged labels are listed as those of another workload", got)
 	}
 	if err := b.d.Remove(b.ctx, spec.ID); err != nil {
 		t.Fatal(err)
@@ -179,7 +179,7 @@ func TestLabelsOfAnImageGiveNoOwnership(t *testing.T) {
 		labels := res.Container.Config.Labels
 		for _, key := range keys {
 			if (labels[key] == "forged") != (key == "own") {
-				t.Errorf("the container has the label %s=%q", key, labels[key])
+				t.Errorf("the container of the stack has the label %s=%q of its image, want the value of the agent", key, labels[key])
 			}
 		}
 		if o := b.observed(spec.ID); o.Content != spec.Content || o.Revision != spec.Revision || o.Generation != spec.Generation {

@@ -121,10 +121,10 @@ func TestGitSourceIsPinnedToItsCommit(t *testing.T) {
 			b.ensure(spec)
 			o := b.await(spec.ID, driver.Running)
 			if o.Metadata["compose.git_commit"] != first || o.Metadata["compose.git_repo"] != source {
-				t.Errorf("the stack runs commit %q of repository %q, want %q", o.Metadata["compose.git_commit"], o.Metadata["compose.git_repo"], first)
+				t.Errorf("the stack runs commit %q of repository %q, want commit %q", o.Metadata["compose.git_commit"], o.Metadata["compose.git_repo"], first)
 			}
 			if c.name == "http" && asked != "team" {
-				t.Errorf("the driver requested the credentials %q, want those named team", asked)
+				t.Errorf("the driver requested the Git credentials %q, want those with the name team", asked)
 			}
 			if env := b.environment(spec.ID, "app"); env["VERSION"] != "1" || env["FROM_ENV"] != "repo" {
 				t.Errorf("environment %v", env)
@@ -138,12 +138,12 @@ func TestGitSourceIsPinnedToItsCommit(t *testing.T) {
 			}
 			b.ensure(spec)
 			if again := b.containerOf(spec.ID, "app"); again != app {
-				t.Error("the container was replaced because the branch has a new commit")
+				t.Error("the container was replaced, although only the branch has a new commit and no order arrived")
 			}
 			spec.Content, git.Env = "c1:git-2", map[string]string{"NAME": "mine"}
 			b.ensure(spec)
 			if o = b.await(spec.ID, driver.Running); o.Metadata["compose.git_commit"] != second {
-				t.Errorf("new content runs commit %q, want %q", o.Metadata["compose.git_commit"], second)
+				t.Errorf("after an order with new content the stack runs commit %q, want %q, the newest of the branch", o.Metadata["compose.git_commit"], second)
 			}
 			if env := b.environment(spec.ID, "app"); env["VERSION"] != "2" || env["FROM_ENV"] != "mine" {
 				t.Errorf("environment %v", env)
@@ -151,11 +151,11 @@ func TestGitSourceIsPinnedToItsCommit(t *testing.T) {
 			spec.Content, git.GitRef = "c1:git-3", first
 			b.ensure(spec)
 			if o = b.await(spec.ID, driver.Running); o.Metadata["compose.git_commit"] != first {
-				t.Errorf("a stack that names the first commit by its id runs %q, want that commit", o.Metadata["compose.git_commit"])
+				t.Errorf("the order names the first commit by its id, but the stack runs commit %q", o.Metadata["compose.git_commit"])
 			}
 			old, err := filepath.Glob(filepath.Join(b.dir, string(spec.ID), "git-*"))
 			if err != nil || len(old) != 1 {
-				t.Errorf("files of former commits were not removed: %v %v", old, err)
+				t.Errorf("the project folder has the commit folders %v (error %v), want only that of the running commit", old, err)
 			}
 		})
 	}
@@ -178,7 +178,7 @@ func TestAnUpdateLeavesTheFilesOfItsCommit(t *testing.T) {
 	spec.Content, git.Env = "c1:git-same-2", map[string]string{"OTHER": "thing"}
 	b.ensure(spec)
 	if again := b.containerOf(spec.ID, "app"); again != app {
-		t.Fatal("the container was replaced, so the following check proves nothing")
+		t.Fatal("the update replaced the container, so the test cannot check that the container keeps its mounted files")
 	}
 	if _, err := os.Stat(written); err != nil {
 		t.Error(err)
@@ -226,7 +226,7 @@ func TestAStackIsReadFromItsCommitAlone(t *testing.T) {
 		}
 	}
 	if bound != 5 {
-		t.Errorf("%d mounts are bind mounts, want 5", bound)
+		t.Errorf("the containers of the stack have %d bind mounts, want 5", bound)
 	}
 	for name, text := range map[string]string{
 		".env": "NAME=container\nCOMPOSE_FILE=other.yaml\n", "app.env": "VERSION=9\n",
@@ -242,7 +242,7 @@ func TestAStackIsReadFromItsCommitAlone(t *testing.T) {
 	spec.Content, git.Env = "c1:git-own-2", map[string]string{"OTHER": "thing"}
 	b.ensure(spec)
 	if again := b.containerOf(spec.ID, "app"); again != app {
-		t.Error("the container was replaced because a container wrote into the checkout of the commit")
+		t.Error("a file that a container wrote into its mounted folder changed the loaded stack: Ensure replaced the container")
 	}
 	if env := b.environment(spec.ID, "app"); env["VERSION"] != "1" || env["FROM_ENV"] != "repo" {
 		t.Errorf("environment %v", env)
@@ -289,7 +289,7 @@ func TestStackThatNeverStartedLeavesNoFiles(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if err := b.d.Ensure(b.ctx, spec); driver.ClassOf(err) != driver.ImageNotOnNode {
-				t.Fatalf("Ensure returned %v; want class %s", err, driver.ImageNotOnNode)
+				t.Fatalf("Ensure of a stack whose image is missing returned %v; want class %s", err, driver.ImageNotOnNode)
 			}
 			if files, err := filepath.Glob(filepath.Join(folder, "git-*", "compose.yaml")); err != nil || len(files) != 1 {
 				t.Fatalf("the files of the commit in the project's folder are %v, error %v; want one compose.yaml", files, err)
@@ -298,7 +298,7 @@ func TestStackThatNeverStartedLeavesNoFiles(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := os.Stat(folder); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("the project's folder was not removed: %v", err)
+				t.Errorf("the project's folder of the stack that never started was not removed: %v", err)
 			}
 		})
 	}
@@ -322,10 +322,10 @@ func TestAFailedUpdateKeepsTheRecord(t *testing.T) {
 	fails := func(d *compose.Driver, spec driver.Spec) {
 		t.Helper()
 		if err := d.Ensure(b.ctx, spec); driver.ClassOf(err) != driver.ImageNotOnNode {
-			t.Fatalf("Ensure returned %v; want class %s", err, driver.ImageNotOnNode)
+			t.Fatalf("Ensure of an update whose image is missing returned %v; want class %s", err, driver.ImageNotOnNode)
 		}
 		if after, err := os.ReadFile(path); err != nil || string(after) != string(before) {
-			t.Errorf("the record was %s and is now %s, %v; want no change", before, after, err)
+			t.Errorf("the failed update changed the record of the stack from %s to %s (error %v), want no change", before, after, err)
 		}
 	}
 	fails(b.d, missing)
@@ -355,12 +355,12 @@ func TestInvalidGitSourcesAreRefused(t *testing.T) {
 		class driver.Class
 		want  string
 	}{
-		{"a branch that does not exist", &agentv1.ComposeSpec{GitRepo: "file://" + r.dir, GitRef: "nothing"}, driver.InvalidSpecification, `no branch, tag or commit "nothing"`},
+		{"a Git source with a branch that does not exist", &agentv1.ComposeSpec{GitRepo: "file://" + r.dir, GitRef: "nothing"}, driver.InvalidSpecification, `no branch, tag or commit "nothing"`},
 		{"a repository without a Compose file", &agentv1.ComposeSpec{GitRepo: "file://" + inside.dir}, driver.InvalidSpecification, "COMPOSE_FILE"},
 		{"a Compose file outside of the repository", &agentv1.ComposeSpec{GitRepo: "file://" + inside.dir, Env: map[string]string{"COMPOSE_FILE": "../x"}}, driver.InvalidSpecification, "leads out of the stack's folder"},
-		{"a symbolic link that points outside", &agentv1.ComposeSpec{GitRepo: "file://" + r.dir}, driver.InvalidSpecification, "leads outside"},
-		{"a symbolic link that leads outside through another link", &agentv1.ComposeSpec{GitRepo: "file://" + around.dir}, driver.InvalidSpecification, "sub/up leads outside"},
-		{"a wrong password", &agentv1.ComposeSpec{GitRepo: r.serve()}, driver.ImagePullAuthFailed, "compose.git_repo http://127.0.0.1"},
+		{"a repository with a symbolic link that points outside", &agentv1.ComposeSpec{GitRepo: "file://" + r.dir}, driver.InvalidSpecification, "leads outside"},
+		{"a repository with a symbolic link that leads outside through another link", &agentv1.ComposeSpec{GitRepo: "file://" + around.dir}, driver.InvalidSpecification, "sub/up leads outside"},
+		{"a repository for which the password is wrong", &agentv1.ComposeSpec{GitRepo: r.serve()}, driver.ImagePullAuthFailed, "compose.git_repo http://127.0.0.1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.spec.SourceType = "git"
@@ -393,11 +393,11 @@ func TestReservedLabelsOfAGitStackAreRemoved(t *testing.T) {
 		labels := res.Container.Config.Labels
 		for _, key := range []string{"persys.base", "persys.more", "persys.file"} {
 			if _, set := labels[key]; set {
-				t.Errorf("service %s has the label %s of the stack", service, key)
+				t.Errorf("service %q has the reserved label %q, which the stack sets", service, key)
 			}
 		}
 		if labels[driver.LabelNamespace] == "bank" || labels["com.docker.compose.oneoff"] != "False" || labels["team"] != "blue" {
-			t.Errorf("service %s has the labels %v, want those of the agent, and team of the stack", service, labels)
+			t.Errorf("service %q has the labels %v, want the labels of the agent, and the label \"team\" of the stack", service, labels)
 		}
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// If a service fails its health check, the stack is unhealthy. The health is reported in a field of its own,
-// because a long message is shortened and may lose it.
+// If a service fails its health check, the stack is unhealthy. The health is reported in a field of its own:
+// the message, which contains it too, is shortened if it is long.
 func TestHealthOfAStackIsAField(t *testing.T) {
 	var parts []*part
 	for i := range 200 {
@@ -27,18 +27,18 @@ func TestHealthOfAStackIsAField(t *testing.T) {
 	}
 	o := combine("shop", "shop", parts, nil)
 	if strings.Contains(o.Message, "unhealthy") || len(o.Message) > driver.MaxMetadata {
-		t.Fatalf("the message has only %d bytes and is not cut, so this test checks nothing", len(o.Message))
+		t.Fatalf("the message has only %d bytes and is not shortened, so the test does not cover a shortened message", len(o.Message))
 	}
 	if o.State != driver.Running || o.Health != driver.Unhealthy {
 		t.Errorf("the stack is %s with health %q, want running and unhealthy", o.State, o.Health)
 	}
 	parts[0].Health = driver.Starting
 	if o := combine("shop", "shop", parts, nil); o.Health != driver.Starting {
-		t.Errorf("with one starting service, the health is %q, want starting", o.Health)
+		t.Errorf("one service of the stack is starting: the health of the stack is %q, want starting", o.Health)
 	}
 	parts[0].Health = "" // the service of this part has no health check
 	if o := combine("shop", "shop", parts, nil); o.Health != driver.Healthy {
-		t.Errorf("with one service that has no health check, the health is %q", o.Health)
+		t.Errorf("one service of the stack has no health check: the health of the stack is %q", o.Health)
 	}
 }
 
@@ -49,7 +49,7 @@ func TestPartlyInspectedStackIsNotRunning(t *testing.T) {
 		{service: "web", Observed: driver.Observed{ID: "shop", State: driver.Running, Message: "running", RuntimeID: "2"}},
 	}
 	if o := combine("shop", "shop", parts, nil); o.State != driver.Unknown || !strings.Contains(o.Message, "db: the engine does not tell") {
-		t.Errorf("a stack with a container that cannot be inspected is %s (%s), want Unknown", o.State, o.Message)
+		t.Errorf("one container of the stack cannot be inspected: the stack is %s (message %q), want Unknown", o.State, o.Message)
 	}
 }
 
@@ -67,11 +67,11 @@ func TestTheOutputOfAStackThatIsAJob(t *testing.T) {
 		parts []*part
 		want  string
 	}{
-		{"all succeeded", []*part{ended("a", driver.Stopped, 0, 2*time.Second), ended("b", driver.Stopped, 0, time.Second)}, "output of a"},
-		{"one failed before the other ended", []*part{ended("a", driver.Stopped, 0, 2*time.Second), ended("b", driver.Failed, 1, time.Second)}, "output of b"},
+		{"both services succeeded, a ended last", []*part{ended("a", driver.Stopped, 0, 2*time.Second), ended("b", driver.Stopped, 0, time.Second)}, "output of a"},
+		{"service b failed, a succeeded and ended last", []*part{ended("a", driver.Stopped, 0, 2*time.Second), ended("b", driver.Failed, 1, time.Second)}, "output of b"},
 	} {
 		if o := combine("shop", "shop", c.parts, nil); o.Output != c.want {
-			t.Errorf("%s: the output is %q, want %q", c.name, o.Output, c.want)
+			t.Errorf("%s: the reported output of the stack is %q, want %q", c.name, o.Output, c.want)
 		}
 	}
 }
@@ -107,18 +107,18 @@ func TestAFailedServiceThatIsNotStartedAgain(t *testing.T) {
 		parts       []*part
 		kept, rests bool
 	}{
-		{"policy no, exit code 3", []*part{ended("a", "no", no, 3)}, true, false},
-		{"policy no, beside a service that runs", []*part{ended("a", "no", no, 3), web}, true, true},
-		{"policy on-failure, when the engine has used all restarts", []*part{ended("a", "on-failure", onFailure, 3)}, true, false},
-		{"policy on-failure of an exclusive stack, which the agent starts again", []*part{ended("a", "on-failure", no, 3)}, false, false},
+		{"a service with policy no failed", []*part{ended("a", "no", no, 3)}, true, false},
+		{"a service with policy no failed, another service runs", []*part{ended("a", "no", no, 3), web}, true, true},
+		{"a service with policy on-failure failed, and the engine has used all restarts", []*part{ended("a", "on-failure", onFailure, 3)}, true, false},
+		{"a service with policy on-failure failed in an exclusive stack, whose services the agent starts again", []*part{ended("a", "on-failure", no, 3)}, false, false},
 		{"no policy", []*part{ended("a", "", no, 3)}, false, false},
-		{"policy no, beside a failed service without a policy", []*part{ended("a", "no", no, 3), ended("b", "", no, 3)}, false, false},
-		{"policy no, and a service that awaits the success of the failed one", []*part{ended("a", "no", no, 3), created("b", "a"), created("c", "b"), web}, true, true},
-		{"policy no, and a service that awaits the health of the failed one", []*part{ended("a", "no", no, 3), needs(created("b", "a"), types.ServiceConditionHealthy, true), web}, true, true},
-		{"policy no, and a service that awaits the start of the failed one", []*part{ended("a", "no", no, 3), needs(created("b", "a"), types.ServiceConditionStarted, true), web}, false, true},
-		{"policy no, and a service that awaits the success of the failed one, but does not require it",
+		{"a service with policy no failed, and so did a service without a policy", []*part{ended("a", "no", no, 3), ended("b", "", no, 3)}, false, false},
+		{"a service with policy no failed, another service awaits its success", []*part{ended("a", "no", no, 3), created("b", "a"), created("c", "b"), web}, true, true},
+		{"a service with policy no failed, another service awaits its health", []*part{ended("a", "no", no, 3), needs(created("b", "a"), types.ServiceConditionHealthy, true), web}, true, true},
+		{"a service with policy no failed, another service awaits only its start", []*part{ended("a", "no", no, 3), needs(created("b", "a"), types.ServiceConditionStarted, true), web}, false, true},
+		{"a service with policy no failed, another service awaits its success but does not require it",
 			[]*part{ended("a", "no", no, 3), needs(created("b", "a"), types.ServiceConditionCompletedSuccessfully, false), web}, false, true},
-		{"policy no, and a service that awaits another service, which succeeded", []*part{ended("a", "no", no, 3), ended("d", "no", no, 0), created("b", "d"), web}, false, true},
+		{"a service with policy no failed, another service awaits a third one, which succeeded", []*part{ended("a", "no", no, 3), ended("d", "no", no, 0), created("b", "d"), web}, false, true},
 	} {
 		if o := combine("shop", "shop", c.parts, nil); o.State != driver.Failed || o.KeepEnded != c.kept || o.PartlyRunning != c.rests {
 			t.Errorf("%s: the stack is %s, KeepEnded %t, PartlyRunning %t; want Failed, %t, %t", c.name, o.State, o.KeepEnded, o.PartlyRunning, c.kept, c.rests)

@@ -73,25 +73,25 @@ func TestAChangedHookReplacesTheContainer(t *testing.T) {
 	}
 	labels := fmt.Sprint(in.Container.Config.Labels)
 	if !strings.Contains(labels, driver.LabelHooks+":sealed:") || strings.Contains(labels, "hook-one") {
-		t.Errorf("the labels are %s, want sealed hooks", labels)
+		t.Errorf("the container's labels are %s, want the hooks sealed", labels)
 	}
 	same := b.spec("hookchange", b.hooked("hook-one"))
 	same.ID, same.Content = spec.ID, "c1:same"
 	b.ensure(same)
 	if b.containerOf(spec.ID, "app") != before {
-		t.Error("the container is replaced, but its hooks have not changed")
+		t.Error("an update without changed hooks replaced the container")
 	}
 	next := b.spec("hookchange", b.hooked("hook-two"))
 	next.ID, next.Content = spec.ID, "c1:next"
 	b.ensure(next)
 	if b.containerOf(spec.ID, "app") == before {
-		t.Error("the container with the former hooks is kept")
+		t.Error("an update with another pre_stop hook did not replace the container")
 	}
 	if err := b.d.Halt(b.ctx, spec.ID, driver.OwnGrace); err != nil {
 		t.Fatal(err)
 	}
 	if said := b.said(spec.ID); said("hook-two") != 1 {
-		t.Errorf("the new pre_stop ran %d times, want once", said("hook-two"))
+		t.Errorf("at the stop the new pre_stop hook ran %d times, want once", said("hook-two"))
 	}
 }
 
@@ -106,12 +106,12 @@ func TestAHookOfAStackEndsWithTheGracePeriod(t *testing.T) {
 		t.Fatal(err)
 	}
 	if took := time.Since(began); took < 2*time.Second || took > 30*time.Second {
-		t.Errorf("the stop took %s, want the grace period of 2 s", took)
+		t.Errorf("Halt of a stack whose pre_stop hook does not end took %s, want the grace period of 2 s", took)
 	}
 }
 
-// A stack whose post_start fails has not started: its container is stopped, and each further try runs the hooks again, until
-// they succeed. A service whose hooks succeeded runs on.
+// A stack whose post_start fails has not started: its container is stopped, and each further Ensure runs
+// the hooks again, until they succeed. A service whose hooks succeeded keeps running.
 func TestAFailedPostStartOfAStackRunsAgain(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("hookfails", b.yaml(`services:
@@ -135,7 +135,7 @@ func TestAFailedPostStartOfAStackRunsAgain(t *testing.T) {
 		for service, want := range map[string]bool{"app": false, "other": true} {
 			in, err := b.cli.ContainerInspect(b.ctx, b.containerOf(spec.ID, service), client.ContainerInspectOptions{})
 			if err != nil || in.Container.State.Running != want {
-				t.Errorf("%s: the container of %s runs: %t, want %t (error: %v)", when, service, !want, want, err)
+				t.Errorf("%s: the container of service %q runs: %t, want %t (error: %v)", when, service, !want, want, err)
 			}
 		}
 	}
@@ -143,7 +143,7 @@ func TestAFailedPostStartOfAStackRunsAgain(t *testing.T) {
 	fails("second try")
 	gates, err := filepath.Glob(filepath.Join(b.dir, "*", "files", "gate"))
 	if err != nil || len(gates) != 1 {
-		t.Fatalf("the folders of the gate are %v, %v", gates, err)
+		t.Fatalf("the mounted folders \"gate\" on this machine are %v (error %v), want one", gates, err)
 	}
 	open := filepath.Join(gates[0], "open")
 	if err := os.WriteFile(open, nil, 0o600); err != nil {
@@ -151,7 +151,7 @@ func TestAFailedPostStartOfAStackRunsAgain(t *testing.T) {
 	}
 	b.ensure(spec)
 	if said := b.said(spec.ID); said("hook-up") != 3 {
-		t.Errorf("post_start ran %d times, want 3", said("hook-up"))
+		t.Errorf("after two failed Ensures and a successful one, post_start ran %d times, want 3", said("hook-up"))
 	}
 	if err := b.d.Halt(b.ctx, spec.ID, driver.OwnGrace); err != nil {
 		t.Fatal(err)
@@ -167,7 +167,7 @@ func TestAFailedPostStartOfAStackRunsAgain(t *testing.T) {
 	}
 	b.ensure(spec)
 	if said := b.said(spec.ID); said("hook-up") != 6 {
-		t.Errorf("post_start ran %d times, want 6", said("hook-up"))
+		t.Errorf("after a stop, two more failed Ensures and a successful one, post_start ran %d times in total, want 6", said("hook-up"))
 	}
 }
 

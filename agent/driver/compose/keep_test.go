@@ -44,7 +44,7 @@ volumes: {data: {}}
 		b.await(spec.ID, driver.Running)
 		named, all := b.volumes(spec.ID), b.mounted(spec.ID)
 		if len(named) != 1 || len(all) != 2 {
-			t.Fatalf("the stack has the volumes %v, and mounts %v; want one with a name and one without", named, all)
+			t.Fatalf("the stack has the named volumes %v, and mounts the volumes %v; want one named and one unnamed", named, all)
 		}
 		written := filepath.Join(b.dir, string(spec.ID), "files", "written")
 		if err := os.WriteFile(written, []byte("by a container"), 0o600); err != nil {
@@ -54,24 +54,24 @@ volumes: {data: {}}
 			t.Fatal(err)
 		}
 		if got := b.volumes(spec.ID); strings.Join(got, " ") != strings.Join(named, " ") {
-			t.Errorf("the volumes are %v, want %v", got, named)
+			t.Errorf("after RemoveInstance the stack's named volumes are %v, want %v as before", got, named)
 		}
 		for _, name := range all {
 			_, err := b.cli.VolumeInspect(b.ctx, name, client.VolumeInspectOptions{})
 			if gone, unnamed := cerrdefs.IsNotFound(err), len(name) == 64; gone != unnamed {
-				t.Errorf("volume %s: %v; only a volume without a name is deleted", name, err)
+				t.Errorf("after RemoveInstance the inspection of volume %s returned %v; want only the unnamed volume deleted", name, err)
 			}
 		}
 		if !present(written) {
-			t.Error("the files of the stack were deleted")
+			t.Error("RemoveInstance deleted the files that the stack uses like volumes")
 		}
 		b.ensure(spec)
 		b.await(spec.ID, driver.Running)
 		if got := b.volumes(spec.ID); strings.Join(got, " ") != strings.Join(named, " ") {
-			t.Errorf("the stack has the volumes %v, want those that were kept, %v", got, named)
+			t.Errorf("the stack that was created again has the volumes %v, want the kept volumes %v", got, named)
 		}
 		if err := b.d.Remove(b.ctx, spec.ID); err != nil || len(b.volumes(spec.ID)) > 0 {
-			t.Errorf("Remove: %v, and volumes %v are left", err, b.volumes(spec.ID))
+			t.Errorf("Remove returned %v and left the volumes %v, want no error and no volumes", err, b.volumes(spec.ID))
 		}
 	})
 }

@@ -9,20 +9,20 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// TestOptionsThatTheEngineLacksAreRefused: a stack with an option that this engine does not support fails with
-// the engine's reason. The error is permanent, except for a missing GPU: another node may have one. The option
-// start_interval does not fail. Engines before version 25 do not know it; the driver leaves it out and says so in
-// the status.
+// TestOptionsThatTheEngineLacksAreRefused: a stack with an option that this engine does not support fails
+// with the engine's reason. The error is permanent, except for a missing GPU: another node may have one. The
+// option start_interval does not fail. Engines before version 25 do not know this option: the driver leaves
+// it out and says so in the status.
 func TestOptionsThatTheEngineLacksAreRefused(t *testing.T) {
 	for _, c := range []struct {
 		name, option, says string
 		cause              driver.Cause
 	}{
 		{"gpus", "gpus: all", "gpu", driver.Passing},
-		{"a reserved device", "deploy: {resources: {reservations: {devices: [{capabilities: [gpu], count: 1}]}}}", "gpu", driver.Passing},
+		{"a service that reserves a GPU", "deploy: {resources: {reservations: {devices: [{capabilities: [gpu], count: 1}]}}}", "gpu", driver.Passing},
 		{"runtime", "runtime: kata", "kata", driver.Final},
 		{"platform", "platform: linux/arm64", "platform", driver.Final},
-		{"a volume of an image", "volumes: [{type: image, source: IMAGE, target: /x}]", "Docker Engine", driver.Final},
+		{"a service that mounts an image as a volume", "volumes: [{type: image, source: IMAGE, target: /x}]", "Docker Engine", driver.Final},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t)
@@ -42,7 +42,7 @@ func TestOptionsThatTheEngineLacksAreRefused(t *testing.T) {
 		const left = "start_interval of app is left out: it needs Docker 25"
 		lacks := versions.LessThan(b.cli.ClientVersion(), "1.44")
 		if o := b.await(spec.ID, driver.Running); strings.Contains(o.Message, left) != lacks {
-			t.Errorf("with API %s the status message is %q", b.cli.ClientVersion(), o.Message)
+			t.Errorf("with engine API %s the status message of the stack is %q", b.cli.ClientVersion(), o.Message)
 		}
 	})
 }

@@ -70,7 +70,7 @@ services:
 			}
 			unset := min(most, driver.DefaultPids)
 			if want := map[string]int64{"none": unset, "deploy": unset, "own": 50, "deployown": 60}; !maps.Equal(got, want) {
-				t.Errorf("under max_pids: %d the services have the limits %v; want %v", most, got, want)
+				t.Errorf("under a policy with max_pids: %d the services have the process limits %v; want %v", most, got, want)
 			}
 			return ids
 		}
@@ -78,8 +78,8 @@ services:
 		if _, err := b.cli.ContainerStop(b.ctx, first["own"], client.ContainerStopOptions{Timeout: new(0)}); err != nil {
 			t.Fatal(err)
 		}
-		if again := limits(100); !maps.Equal(again, first) { // Compose compares the hashes, because a service does not run
-			t.Errorf("containers were created again although nothing changed: %v, before %v", again, first)
+		if again := limits(100); !maps.Equal(again, first) { // one service is stopped, so Ensure calls Compose, which compares the hashes
+			t.Errorf("Ensure of an unchanged stack created containers again: their ids are %v, before %v", again, first)
 		}
 	})
 }

@@ -94,8 +94,8 @@ type lasts struct {
 
 type lastLine struct{ at, read time.Time }
 
-// behind limits how far a reader must go back to resume: lasts.of ignores a container from which no line was
-// read for this long.
+// behind limits how far a reader must go back to resume: lasts.of ignores a container whose last line was
+// read longer ago than this.
 const behind = 5 * time.Second
 
 // of records the time of the last log line of container i. It returns the time from which a reader of all logs

@@ -33,6 +33,6 @@ func TestExternalSecretsBecomeMounts(t *testing.T) {
 		t.Errorf("Compose still gets the secrets %v and configs %v of the service, and the secrets %v and configs %v of the file", web.Secrets, web.Configs, p.Secrets, p.Configs)
 	}
 	if err := memoryFiles(project(), files[:1], []string{"/run/a"}); err == nil || !strings.Contains(err.Error(), `config "site" with external: true has no value here`) {
-		t.Errorf("a stack without a file for a config returned %v, want an error that names the config", err)
+		t.Errorf("the order has no file for an external config: memoryFiles returned %v, want an error that names the config", err)
 	}
 }

@@ -44,7 +44,7 @@ func TestWaitingForDependenciesIsTold(t *testing.T) {
 				mu.Unlock()
 				done := make(chan error, 1)
 				go func() { done <- b.d.Ensure(b.ctx, spec) }()
-				testbed.Within(t, time.Minute, "a report while Compose waits", func() error {
+				testbed.Within(t, time.Minute, "the driver reports the dependency for which Compose waits", func() error {
 					mu.Lock()
 					defer mu.Unlock()
 					for _, text := range said {
@@ -66,7 +66,7 @@ func TestWaitingForDependenciesIsTold(t *testing.T) {
 					t.Fatal(err)
 				}
 				if said[len(said)-1] != "" {
-					t.Errorf("the last progress text is %q, want \"\"", said[len(said)-1])
+					t.Errorf("after the end of Ensure the last progress text is %q, want \"\"", said[len(said)-1])
 				}
 				b.await(spec.ID, driver.Running)
 			}

@@ -208,7 +208,7 @@ func render(p *types.Project, requireAll bool) ([]byte, error) {
 	}
 	for name, s := range p.Services {
 		s.Labels = mark(s.Labels, s.CustomLabels)
-		for _, key := range changing { // without a value, the image would supply it
+		for _, key := range changing { // set an empty value, because otherwise the container would inherit the label of its image
 			s.Labels[key] = ""
 		}
 		s.PullPolicy = "" // the driver has already pulled the images

@@ -9,7 +9,7 @@ func TestVersionsOfComposeWithoutOptionalDependencies(t *testing.T) {
 		"2.20.0\n": false, "v2.20.0-desktop.1\n": false, "2.100.1\n": false, "5.0.0\n": false, "10.1\n": false, "": false, "dev\n": false,
 	} {
 		if got := beforeOptional(version); got != want {
-			t.Errorf("version %q: %t, want %t", version, got, want)
+			t.Errorf("beforeOptional(%q) = %t, want %t", version, got, want)
 		}
 	}
 }

@@ -23,7 +23,7 @@ services:
 `))
 		b.ensure(spec)
 		if o := b.await(spec.ID, driver.Failed); !o.KeepEnded || !o.PartlyRunning || o.ExitCode != 3 {
-			t.Errorf("the stack is reported as %+v, want KeepEnded and PartlyRunning with exit code 3", o)
+			t.Errorf("service \"once\" failed for good and \"web\" runs: the stack is reported as %+v, want KeepEnded and PartlyRunning with exit code 3", o)
 		}
 		started := func(service string) string { return b.startedAt(spec.ID, service) }
 		once, web := started("once"), started("web")
@@ -32,7 +32,7 @@ services:
 		}
 		testbed.Within(t, time.Minute, "the end of web", func() error {
 			if o := b.observed(spec.ID); o.PartlyRunning || o.KeepEnded {
-				return fmt.Errorf("the stack is %+v, want no part that runs, and KeepEnded false because web has no policy", o)
+				return fmt.Errorf("the stack is %+v; want no running part, and KeepEnded false because service \"web\" has no restart policy", o)
 			}
 			return nil
 		})
@@ -44,7 +44,7 @@ services:
 		spec.Repeats = false
 		b.ensure(spec)
 		if started("once") == once {
-			t.Error("a start for an order did not start the ended service once")
+			t.Error("a start for a newer order did not start the ended service \"once\"")
 		}
 		if o := b.await(spec.ID, driver.Failed).Under(false); o.State != driver.Running {
 			t.Errorf("the service web runs, but the stack that should be stopped is reported as %s (%s)", o.State, o.Message)
@@ -79,7 +79,7 @@ func (r restarts) want(what string, started ...string) {
 	r.Helper()
 	for service, before := range r.before {
 		if now := r.startedAt(r.id, service); (now != before) != slices.Contains(started, service) {
-			r.Errorf("%s: service %s was started at %s, before at %s; want new starts of %v only", what, service, now, before, started)
+			r.Errorf("after %s: service %q was started last at %s, before that at %s; want new starts only of the services %v", what, service, now, before, started)
 		}
 	}
 }
@@ -103,7 +103,7 @@ services:
 			b.ensure(spec)
 			testbed.Within(t, time.Minute, "the health", func() error {
 				if o := b.observed(spec.ID); o.State != driver.Running || o.Metadata["compose.service.once"] != "exited with code 0" || (o.Health == driver.Unhealthy) != (c.other == "") {
-					return fmt.Errorf("the stack is %s with health %s: %s", o.State, o.Health, o.Message)
+					return fmt.Errorf("the stack is %s with health %q and message %q", o.State, o.Health, o.Message)
 				}
 				return nil
 			})
@@ -138,10 +138,10 @@ services:
   web: {image: IMAGE, command: [serve], restart: on-failure}
 `))
 	b.ensure(spec)
-	testbed.Within(t, time.Minute, "a pause of several seconds before the next start", func() error {
+	testbed.Within(t, time.Minute, "the engine waits several seconds before the next start of the service", func() error {
 		res, err := b.cli.ContainerInspect(b.ctx, b.containerOf(spec.ID, "flaky"), client.ContainerInspectOptions{})
 		if err == nil && (!res.Container.State.Restarting || res.Container.RestartCount < 6) {
-			return fmt.Errorf("%+v after %d restarts", res.Container.State, res.Container.RestartCount)
+			return fmt.Errorf("the service's container is %+v after %d restarts", res.Container.State, res.Container.RestartCount)
 		}
 		return err
 	})
@@ -154,8 +154,8 @@ services:
 	r.want("restart for health", "flaky", "web")
 }
 
-// The service web awaits the health of db. The engine gives up db, which has the policy on-failure:1.
-// Then the agent starts neither of them again, and reports a failure that is final (KeepEnded).
+// The service web awaits the health of db. The engine gives up db, which has the policy on-failure:1. Then
+// the agent starts neither of the two services again, and reports a failure that is final (KeepEnded).
 func TestAServiceThatTheEngineGaveUpIsNotRunAgain(t *testing.T) {
 	b := newBench(t)
 	spec := b.spec("gaveup", b.yaml(`
@@ -166,11 +166,11 @@ services:
 `))
 	err := b.d.Ensure(b.ctx, spec)
 	if !driver.StartedOf(err) {
-		t.Fatalf("Ensure returned %v, want an error with Started", err)
+		t.Fatalf("a dependency failed: Ensure returned %v, want an error with Started set", err)
 	}
 	testbed.Within(t, time.Minute, "the end of db", func() error {
 		if o := b.observed(spec.ID); o.State != driver.Failed || !o.KeepEnded || !o.PartlyRunning || o.Content != spec.Content {
-			return fmt.Errorf("the stack is %+v, want Failed, KeepEnded, PartlyRunning and complete", o)
+			return fmt.Errorf("the stack is %+v; want Failed, KeepEnded, PartlyRunning, and its content known", o)
 		}
 		return nil
 	})

@@ -26,23 +26,23 @@ func TestRulesJudgeTheLoadedStack(t *testing.T) {
 		files   map[string]string
 		refused []string
 	}{
-		{"a mount of the stack's own files", map[string]string{
+		{"a stack may mount its own files", map[string]string{
 			"compose.yaml": head + "    volumes: ['./conf:/conf:ro']\n    secrets: [s]\nsecrets: {s: {file: ./secret}}\n", "conf/a": "1", "secret": "s",
 		}, nil},
-		{"a host path by the environment", map[string]string{"compose.yaml": head + "    volumes: ['${WHERE}:/x']\n", ".env": "WHERE=/etc\n"},
+		{"a host path from the environment is refused", map[string]string{"compose.yaml": head + "    volumes: ['${WHERE}:/x']\n", ".env": "WHERE=/etc\n"},
 			[]string{"services.app.volumes[0]", "rule host_paths", "next step"}},
-		{"rights of a service that the stack extends", map[string]string{"compose.yaml": head + "    extends: {file: base.yaml, service: b}\n", "base.yaml": "services:\n  b:\n    image: x\n    privileged: true\n    pid: host\n"},
+		{"rights of a service that the stack extends are refused", map[string]string{"compose.yaml": head + "    extends: {file: base.yaml, service: b}\n", "base.yaml": "services:\n  b:\n    image: x\n    privileged: true\n    pid: host\n"},
 			[]string{"services.app.privileged", "rule privileged", "services.app.pid", "rule host_namespaces"}},
-		{"the engine's socket by include", map[string]string{"compose.yaml": "include: [more.yaml]\n" + head, "more.yaml": "services:\n  b:\n    image: IMAGE\n    volumes: ['/var/run/docker.sock:/s']\n"},
+		{"a mount of the engine's socket in an included file is refused", map[string]string{"compose.yaml": "include: [more.yaml]\n" + head, "more.yaml": "services:\n  b:\n    image: IMAGE\n    volumes: ['/var/run/docker.sock:/s']\n"},
 			[]string{"services.b.volumes[0]", "rule engine_socket"}},
-		{"an image whose signature cannot be checked", map[string]string{"compose.yaml": "services: {app: {image: \"x.invalid/y@sha256:" + strings.Repeat("1", 64) + "\"}}\n"}, []string{`policy "signed": image_keys`}},
+		{"an image whose signature cannot be checked is refused", map[string]string{"compose.yaml": "services: {app: {image: \"x.invalid/y@sha256:" + strings.Repeat("1", 64) + "\"}}\n"}, []string{`policy "signed": image_keys`}},
 		{"a device", map[string]string{"compose.yaml": head + "    devices: ['/dev/sda:/dev/sda']\n"}, []string{"rule devices"}},
-		{"a volume of the host", map[string]string{"compose.yaml": head + "    volumes: ['data:/x']\nvolumes: {data: {driver_opts: {type: none, o: bind, device: /etc}}}\n"},
+		{"a volume that is a folder of the host is refused", map[string]string{"compose.yaml": head + "    volumes: ['data:/x']\nvolumes: {data: {driver_opts: {type: none, o: bind, device: /etc}}}\n"},
 			[]string{"volumes.data.driver_opts.device", "rule host_paths"}},
 	} {
 		for _, from := range []string{"inline", "git"} {
 			if from == "inline" && len(tt.files) > 1 && tt.files[".env"] == "" {
-				continue // the case needs several files, and an inline stack has only one
+				continue // the case needs several files, but this test sends an inline stack with one file only
 			}
 			t.Run(tt.name+" "+from, func(t *testing.T) {
 				b := *b
@@ -81,7 +81,7 @@ func TestRulesJudgeTheLoadedStack(t *testing.T) {
 					}
 				}
 				if o := b.observed(spec.ID); o.State != driver.Absent {
-					t.Errorf("the stack was created although it was refused: %+v", o)
+					t.Errorf("the policies refused the stack, but the engine has it: %+v", o)
 				}
 			})
 		}
@@ -103,7 +103,7 @@ func TestLogRotationOfAStack(t *testing.T) {
 			t.Fatal(err)
 		}
 		if l := res.Container.HostConfig.LogConfig; l.Type+" "+l.Config["max-size"] != want {
-			t.Errorf("service %s logs to %s %v, want %s", service, l.Type, l.Config, want)
+			t.Errorf("service %q has the log driver %s with options %v, want %s", service, l.Type, l.Config, want)
 		}
 	}
 }

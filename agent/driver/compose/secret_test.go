@@ -50,8 +50,8 @@ func TestErrorsRepeatNoValues(t *testing.T) {
 	}
 	defer d.Close()
 	for name, c := range map[string]struct{ port, text string }{
-		"a secret in the environment":  {"c4nary-port", `services: {api: {image: "a:1", ports: ["${PORT}:80"]}}`},
-		"a secret in the Compose file": {"80", `services: {api: {image: "a:1", ports: ["c4nary-port:80"]}}`},
+		"a secret in the environment is masked":  {"c4nary-port", `services: {api: {image: "a:1", ports: ["${PORT}:80"]}}`},
+		"a secret in the Compose file is masked": {"80", `services: {api: {image: "a:1", ports: ["c4nary-port:80"]}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			body := &agentv1.ComposeSpec{ComposeYaml: c.text, Env: map[string]string{"PORT": c.port}}

@@ -74,7 +74,7 @@ type stack struct {
 	commit  string // commit of the Git source
 	repo    string // repository address without credentials
 	images  []wanted
-	files   []string // folders with the files of the stack that are in use, see lay
+	files   []string // folders with files that the stack uses, see lay
 }
 
 // wanted is one image that a stack needs, with its pull policy.
@@ -237,8 +237,8 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 		restart := stackservice.RestartPolicy(service)
 		at := "compose: services." + name
 		if spec.Body.GetJob() {
-			// Schedulers check the restart policy of a job when a stack is applied, but they do not read
-			// a stack that is in a Git repository.
+			// Schedulers check the restart policy of a job when a stack is applied. But they do not read a
+			// stack that is in a Git repository, so the driver checks it here.
 			if rule := stackservice.InJob(restart); rule != "" {
 				return invalid("%s.restart: %s, got %q", at, rule, restart)
 			}
@@ -309,7 +309,7 @@ func (d *Driver) prepare(spec driver.Spec, s *stack, rotation container.LogConfi
 				service.Labels = types.Labels{}
 			}
 			service.Labels[driver.LabelHooks] = hooks
-			service.PreStop = nil // the driver runs them, see stacksOnly
+			service.PreStop = nil // the driver runs the pre_stop hooks, see stacksOnly
 		}
 		if restart != "" {
 			service.CustomLabels[driver.LabelRestart] = restart

@@ -16,8 +16,8 @@ import (
 )
 
 // ending deploys a stack of three services and returns a function that reads their output. Each service
-// prints its stop signal some time after it received the signal. The service patient has a grace period
-// longer than this time, the service hasty a shorter one, and the service plain has none.
+// prints its stop signal a few seconds (the parameter seconds) after it received the signal. The grace period
+// of service patient is longer than that, that of service hasty is shorter, and service plain has none.
 func (b *bench) ending(id string, seconds int) (spec driver.Spec, words func() string) {
 	b.Helper()
 	dir := b.TempDir()
@@ -86,7 +86,7 @@ func TestAStackStopsAsItsFileSays(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := words(); got != way.want {
-				t.Errorf("the services printed %s; want %s", got, way.want)
+				t.Errorf("before their end the services printed the stop signals %q; want %q", got, way.want)
 			}
 		})
 	}

@@ -85,7 +85,7 @@ func TestAPackThatUnpacksToTooMuch(t *testing.T) {
 	f.child.Limits.Memory = 2 << 20
 	_, err := f.Fetch(t.Context(), Source{URL: url}, t.TempDir(), filepath.Join(t.TempDir(), "files"))
 	if driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "MiB of memory to unpack") {
-		t.Errorf("a fetch of a pack that unpacks to too much returned %v, want an error about the memory to unpack it", err)
+		t.Errorf("Fetch of a pack that unpacks to more than the memory limit returned %v, want an error about the memory to unpack it", err)
 	}
 }
 
@@ -108,7 +108,7 @@ func TestAServerThatSendsTooMuch(t *testing.T) {
 	defer srv.Close()
 	_, err := New(patience).Fetch(t.Context(), Source{URL: srv.URL}, t.TempDir(), filepath.Join(t.TempDir(), "files"))
 	if driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "sends more than 16 MiB") {
-		t.Errorf("a fetch from a server that sends too much returned %v, want an error about the size of the answer", err)
+		t.Errorf("Fetch from a server whose answer is above the size limit returned %v, want an error about the size of the answer", err)
 	}
 }
 
@@ -119,6 +119,6 @@ func TestAServerThatDoesNotAnswer(t *testing.T) {
 	defer close(done)
 	_, err := New(time.Second).Fetch(t.Context(), Source{URL: srv.URL}, t.TempDir(), filepath.Join(t.TempDir(), "files"))
 	if driver.ClassOf(err) != driver.NetworkTimeout || !strings.Contains(err.Error(), "more than 1s") {
-		t.Errorf("a fetch from a server that does not answer returned %v, want a timeout", err)
+		t.Errorf("Fetch from a server that does not answer returned %v, want a timeout", err)
 	}
 }

@@ -51,8 +51,8 @@ func serve(input []byte) (any, error) {
 	if err := json.Unmarshal(input, &o); err != nil {
 		return nil, err
 	}
-	// go-git has one global table of transports. Changing it is safe here, because this child process fetches
-	// only once.
+	// go-git has one global table of transports. This code may change the table, because the child process
+	// fetches only once.
 	limited := githttp.NewClient(&http.Client{Transport: limitedTransport{http.DefaultTransport}})
 	gitclient.InstallProtocol("http", limited)
 	gitclient.InstallProtocol("https", limited)
