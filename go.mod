@@ -30,6 +30,7 @@ require (
 	github.com/kdomanski/iso9660 v0.4.0
 	github.com/mdlayher/netlink v1.11.2
 	github.com/miekg/dns v1.1.73
+	github.com/minio/highwayhash v1.0.3
 	github.com/moby/moby/api v1.56.1
 	github.com/moby/moby/client v0.6.2
 	github.com/prometheus/client_golang v1.25.0

@@ -20,7 +20,7 @@ const (
 	Deploy                       // plan, apply, start, stop, retry, roll back and delete workloads
 	Nodes                        // cordon and drain nodes, collect their garbage
 	Fence                        // fence and remove nodes, register them by hand
-	Volumes                      // delete managed volumes
+	Volumes                      // delete and move managed volumes
 	Namespaces                   // create, change and delete namespaces
 	Policies                     // create, change, bind and delete policies
 	Cluster                      // change the mode, the replicas, the leader and the mirror
@@ -41,7 +41,7 @@ var names = [count]struct{ name, meaning string }{
 	Deploy:     {"deploy", "plan, apply, start, stop, retry, roll back and delete workloads"},
 	Nodes:      {"nodes", "cordon and drain nodes, collect their garbage"},
 	Fence:      {"fence", "fence and remove nodes, register them by hand"},
-	Volumes:    {"volumes", "delete managed volumes"},
+	Volumes:    {"volumes", "delete and move managed volumes"},
 	Namespaces: {"namespaces", "create, change and delete namespaces"},
 	Policies:   {"policies", "create, change, bind and delete policies"},
 	Cluster:    {"cluster", "change the mode, the replicas, the leader and the mirror"},

@@ -20,6 +20,7 @@ import (
 	"github.com/persys/compute/agent/memfile"
 	"github.com/persys/compute/agent/message"
 	"github.com/persys/compute/agent/metrics"
+	"github.com/persys/compute/agent/mover"
 	"github.com/persys/compute/agent/names"
 	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/runner"
@@ -47,6 +48,7 @@ type Agent struct {
 	session *session.Session
 	server  *server.Server
 	overlay network.Overlay // nil if the node takes part in no networks
+	moves   *mover.Mover    // nil if the node takes part in no moves of volumes
 }
 
 // New opens the state file and creates the agent. It starts nothing. An agent that is never run must be
@@ -125,13 +127,18 @@ func (a *Agent) wire(factory Factory) error {
 		return fmt.Errorf("agent: %w", err)
 	}
 	a.garbage.Runner = a.runner
+	if cfg.Peer != nil {
+		a.moves = mover.New(mover.Config{Node: cfg.NodeID, Storage: a.storage, Workload: func(id string) *core.Workload { return a.runner.State().Get(id) }, Dial: cfg.Peer, Logger: a.log})
+	}
 	a.server = server.New(server.Config{
+		Moves:  a.moves,
 		Runner: a.runner, Garbage: a.garbage, Storage: a.storage, Host: a.host, Key: a.store.Key(), Metrics: a.metrics,
 		Logger: a.log, NodeID: cfg.NodeID, Version: cfg.Version, NotOffered: cfg.NotOffered, Room: a.room,
 		Limits: cfg.Limits, Authorize: cfg.Authorize, Identify: cfg.Identify, Self: cfg.Self,
 		NoSessions: cfg.NoSessions, SessionIdle: cfg.SessionIdle, Networks: networks, Names: cfg.Names, History: &a.history,
 	})
 	a.session = session.New(session.Config{
+		Moves:   a.moves,
 		Control: cfg.Control, Runner: a.runner, Host: a.host, Storage: a.storage, Metrics: a.metrics, Logger: a.log,
 		Discovered: cfg.Discovered, NodeID: cfg.NodeID, Version: cfg.Version, Advertise: cfg.Advertise, MetricsPort: cfg.MetricsPort, MemoryFiles: files.Root() != "",
 		Labels: cfg.Labels, Taints: cfg.Taints, Devices: cfg.Devices, FeatureLevel: cfg.FeatureLevel, Threshold: cfg.Threshold,
@@ -226,6 +233,9 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 				a.cfg.Names.Follow(life, source, a.cfg.NodeID, func() string { return a.runner.State().Meta.Epoch.ClusterID })
 			})
 		}
+	}
+	if a.moves != nil {
+		a.runner.Spawn(func() { a.moves.Run(life) })
 	}
 	if a.cfg.Control != nil {
 		a.runner.Spawn(func() { a.session.Run(life) })

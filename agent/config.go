@@ -164,6 +164,9 @@ type Config struct {
 	// HeldPorts returns the ports in ingress mode at which the machine does not answer. When the list changes, the agent
 	// registers again, because the result of Networking contains these ports. It may be nil.
 	HeldPorts func() string
+	// Peer returns a connection to the agent of another node, from which volumes move to this node. If it is nil, no
+	// volumes move to or from this node.
+	Peer func(endpoint, node string) (*grpc.ClientConn, error)
 	// Host measures the machine; default host.New("/").
 	Host host.Host
 

@@ -18,6 +18,7 @@ const (
 	TableNetwork
 	TableObject
 	TableVolume
+	TableMove
 )
 
 // Change holds one record before and after an applied log entry. Old and New are pointers to the
@@ -31,7 +32,7 @@ type Change struct {
 	Table Table
 	// Key is the key of the record in its table: the id of a workload, node or replica, the name of a
 	// namespace or policy, <namespace>/<name> for a network, "<namespace>/<kind>/<name>" for an object,
-	// "<namespace>/<name>/<driver>/<node>" for a volume, the digest of a bundle,
+	// "<namespace>/<name>/<driver>/<node>" for a volume, the id of the workload for a move of volumes, the digest of a bundle,
 	// "<node>/<workload>" for a residual,
 	// "<node>/<workload>/<type>" for a drift, "" for info and events.
 	Key      string
@@ -46,6 +47,7 @@ func (c *Change) OldResidual() *Residual   { return as[Residual](c.Old) }
 func (c *Change) OldReplica() *Replica     { return as[Replica](c.Old) }
 func (c *Change) OldInfo() *Info           { return as[Info](c.Old) }
 func (c *Change) OldNamespace() *Namespace { return as[Namespace](c.Old) }
+func (c *Change) OldMove() *Move           { return as[Move](c.Old) }
 func (c *Change) OldDrift() *Drift         { return as[Drift](c.Old) }
 
 // The New methods return the record after the change; nil if the record was removed, or if
@@ -57,6 +59,7 @@ func (c *Change) NewReplica() *Replica     { return as[Replica](c.New) }
 func (c *Change) NewEvent() *Event         { return as[Event](c.New) }
 func (c *Change) NewInfo() *Info           { return as[Info](c.New) }
 func (c *Change) NewNamespace() *Namespace { return as[Namespace](c.New) }
+func (c *Change) NewMove() *Move           { return as[Move](c.New) }
 func (c *Change) NewDrift() *Drift         { return as[Drift](c.New) }
 func (c *Change) NewPolicy() *Policy       { return as[Policy](c.New) }
 func (c *Change) NewBundle() *Bundle       { return as[Bundle](c.New) }

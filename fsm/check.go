@@ -33,6 +33,7 @@ func (s State) Check() error {
 	c.bundles()
 	c.objects()
 	c.volumes()
+	c.moves()
 	c.revisions()
 	c.rollouts()
 	c.histories()
@@ -241,7 +242,7 @@ func (c *checker) histories() {
 func (c *checker) derived() {
 	want := &Tx{r: *New().r}
 	want.r.info, want.r.workloads, want.r.nodes, want.r.residuals, want.r.tombstones = c.s.r.info, c.s.r.workloads, c.s.r.nodes, c.s.r.residuals, c.s.r.tombstones
-	want.r.namespaces, want.r.rollouts, want.r.policies, want.r.bundles, want.r.objects, want.r.volumes = c.s.r.namespaces, c.s.r.rollouts, c.s.r.policies, c.s.r.bundles, c.s.r.objects, c.s.r.volumes
+	want.r.namespaces, want.r.rollouts, want.r.policies, want.r.bundles, want.r.objects, want.r.volumes, want.r.moves = c.s.r.namespaces, c.s.r.rollouts, c.s.r.policies, c.s.r.bundles, c.s.r.objects, c.s.r.volumes, c.s.r.moves
 	if err := want.derive(); err != nil {
 		c.errs = append(c.errs, err)
 		return
@@ -269,7 +270,7 @@ func (c *checker) derived() {
 	sameTree(c, "uses", a.uses, b.uses, func(x, y *Use) bool { return *x == *y })
 	c.must(a.total == b.total, "the recorded total is %v, but workloads and bundles add up to %v", a.total, b.total)
 	sameTree(c, "alloc", a.alloc, b.alloc, func(x, y *Alloc) bool {
-		return x.CPU == y.CPU && x.Memory == y.Memory && x.Workloads == y.Workloads && x.Residuals == y.Residuals && slices.Equal(x.Disk, y.Disk) &&
+		return x.CPU == y.CPU && x.Memory == y.Memory && x.Workloads == y.Workloads && x.Residuals == y.Residuals && x.Moves == y.Moves && slices.Equal(x.Disk, y.Disk) &&
 			slices.Equal(x.Devices, y.Devices)
 	})
 	for i, st := range statusOrder {

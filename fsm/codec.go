@@ -201,6 +201,7 @@ func factsOf(b *commandv1.RegisterNode) NodeFacts {
 		Networking:     networkingOf(b.GetNetworking()),
 		MetricsPort:    metricsPortOf(b),
 		MemoryFiles:    b.GetMemoryFiles(),
+		VolumeMoves:    b.GetVolumeMoves(),
 		Devices:        devicesOf(b.GetDevices()),
 	}
 }
@@ -239,6 +240,7 @@ func factsPB(id string, f *NodeFacts) *commandv1.RegisterNode {
 		Networking:   networkingPB(f.Networking),
 		MetricsPort:  uint32(f.MetricsPort),
 		MemoryFiles:  f.MemoryFiles,
+		VolumeMoves:  f.VolumeMoves,
 		Devices:      devicesPB(f.Devices),
 	}
 }
@@ -290,7 +292,7 @@ func factsEqual(a, b *NodeFacts) bool {
 		slices.Equal(a.Taints, b.Taints) && a.EngineID == b.EngineID && a.AgentVersion == b.AgentVersion &&
 		a.InstanceID == b.InstanceID && a.Protocol == b.Protocol && a.SelfFencing == b.SelfFencing &&
 		a.FenceBound == b.FenceBound && a.Networking == b.Networking &&
-		a.MetricsPort == b.MetricsPort && a.MemoryFiles == b.MemoryFiles && slices.Equal(a.Devices, b.Devices) &&
+		a.MetricsPort == b.MetricsPort && a.MemoryFiles == b.MemoryFiles && a.VolumeMoves == b.VolumeMoves && slices.Equal(a.Devices, b.Devices) &&
 		a.LeaseSeconds == b.LeaseSeconds
 }
 

@@ -147,6 +147,10 @@ func (e *encoder) change(c *Change) {
 		if r != nil {
 			e.volume(r)
 		}
+	case *Move:
+		if r != nil {
+			e.move(r)
+		}
 	}
 }
 
@@ -404,6 +408,9 @@ func (e *encoder) node(n *Node) {
 	}
 	if f.MemoryFiles {
 		e.str("memory files")
+	}
+	if f.VolumeMoves {
+		e.str("volume moves")
 	}
 	e.devices(f.Devices)
 }

@@ -672,6 +672,7 @@ var scenarios = []struct {
 	{"101-devices", devicesScenario},
 	{"120-if-members", ifMembersScenario},
 	{"102-volumes", volumesScenario},
+	{"103-volume-moves", volumeMovesScenario},
 	{"125-consoles", consolesScenario},
 	{"110-service-addresses", servicesScenario},
 	{"121-ingress", ingressScenario},

@@ -152,24 +152,27 @@ func sameClaims(a, b *Workload) bool {
 func (t *Tx) claimWorkload(w *Workload, n *Node, sign int) {
 	t.claimPorts(n.Engine(), w.Demand.Ports, claimWanted, w.Generation, n.ID, w.ID, sign)
 	t.claimPorts(n.Engine(), w.FormerPorts, claimFormer, w.Generation, n.ID, w.ID, sign)
-	t.claimAmounts(n, w.Demand, sign, sign, 0)
+	t.claimAmounts(n, w.Demand, sign, sign, 0, 0)
 }
 
 // claimResidual adds (sign +1) or removes (-1) the resources and ports that a residual, an instance which its node must
 // still remove, reserves on the node.
 func (t *Tx) claimResidual(r *Residual, n *Node, sign int) {
 	t.claimPorts(r.Engine, r.Demand.Ports, claimLeft, r.Generation, r.Node, r.Workload, sign)
-	t.claimAmounts(n, &r.Demand, sign, 0, sign)
+	t.claimAmounts(n, &r.Demand, sign, 0, sign, 0)
 }
 
 // claimsOf adds (sign +1) or removes (-1) what all workloads on a node reserve, and also its
-// residuals (instances that the node must still remove).
+// residuals (instances that the node must still remove) and moves of volumes.
 func (t *Tx) claimsOf(n *Node, sign int) {
 	for _, w := range t.workloadsOn(n.ID) {
 		t.claimWorkload(w, n, sign)
 	}
 	for _, r := range t.residualsOn(n.ID) {
 		t.claimResidual(r, n, sign)
+	}
+	for _, m := range t.movesReserving(n.ID) {
+		t.claimMove(m, n, sign)
 	}
 }
 
@@ -190,7 +193,7 @@ func (t *Tx) claimPorts(engine string, list []HostPort, kind claimKind, g Genera
 	}
 }
 
-func (t *Tx) claimAmounts(n *Node, d *Demand, sign, workloads, residuals int) {
+func (t *Tx) claimAmounts(n *Node, d *Demand, sign, workloads, residuals, moves int) {
 	m := own(t, &t.r.alloc, ownAlloc)
 	var a Alloc
 	if old, ok := m.Get(n.ID); ok {
@@ -200,13 +203,14 @@ func (t *Tx) claimAmounts(n *Node, d *Demand, sign, workloads, residuals int) {
 	a.Memory += int64(sign) * d.Memory
 	a.Workloads += workloads
 	a.Residuals += residuals
+	a.Moves += moves
 	if d.Disk != 0 {
 		a.Disk = addPool(a.Disk, n.pool(d.Pool), int64(sign)*d.Disk)
 	}
 	if len(d.Devices) > 0 {
 		a.Devices = addDevices(a.Devices, d.Devices, sign)
 	}
-	if a.Workloads == 0 && a.Residuals == 0 {
+	if a.Workloads == 0 && a.Residuals == 0 && a.Moves == 0 {
 		m.Delete(n.ID)
 		return
 	}

@@ -126,6 +126,8 @@ var armRules = [...]armRule{
 	{"end_console", 512, 1, false, Allowed},
 	{"rotate_cluster_key", 540, 1, false, Allowed},
 	{"reseal", 541, 1, false, Allowed},
+	{"move_volume", 590, 1, false, Refused},
+	{"advance_moves", 591, 1, true, Refused},
 }
 
 // FeatureLevel is the highest feature level that this version understands. A command whose level is above the
@@ -289,6 +291,10 @@ func armOf(c Command) arm {
 		return "delete_volume"
 	case *commandv1.Command_ReportVolumes:
 		return "report_volumes"
+	case *commandv1.Command_MoveVolume:
+		return "move_volume"
+	case *commandv1.Command_AdvanceMoves:
+		return "advance_moves"
 	case *commandv1.Command_PutNetwork:
 		return "put_network"
 	case *commandv1.Command_DeleteNetwork:

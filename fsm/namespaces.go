@@ -475,7 +475,7 @@ func (t *Tx) mayUse(kind, name, namespace string) (Result, bool) {
 var within = [...]arm{
 	"put_workloads", "set_desired", "delete_workload", "retry_workload", "adopt_drift", "drop_orphan",
 	"set_rollout", "start_run", "scale_group", "barrier", "audit", "admit", "put_network", "delete_network", "put_object", "delete_object",
-	"put_volume", "delete_volume",
+	"put_volume", "delete_volume", "move_volume",
 }
 
 func (t *Tx) putNamespace(b *commandv1.PutNamespace) Result {

@@ -326,6 +326,13 @@ func (t *Tx) removeNode(b *commandv1.RemoveNode) Result {
 	if bound := t.boundOn(n); len(bound) > 0 && !b.GetDiscardData() {
 		return refuse(Conflict, "node %q has the only copy of data of %s: to start them elsewhere without it, use --discard-data", n.ID, boundText(n, bound))
 	}
+	if kept := t.keptFor(n.ID); len(kept) > 0 && !b.GetDiscardData() {
+		return refuse(Conflict, "volumes of %s move from node %q, which has a copy of their data that may be needed: wait until the moves have ended, or use --discard-data", DataText(kept), n.ID)
+	}
+	if why := t.returnsTo(n.ID); why != "" {
+		return refuse(Conflict, "workloads must return from node %q with their volumes, but %s", n.ID, why)
+	}
+	t.dropMovesOf(n.ID)
 	for _, old := range t.workloadsOn(n.ID) {
 		w := *old
 		left := w.DataOn(n)

@@ -94,6 +94,8 @@ func (t *Tx) unfit(w *Workload, n *Node, node string) string {
 		return t.outside(w, n)
 	case t.networkFault(w, n) != "":
 		return t.networkFault(w, n)
+	case MovesInto(t.state(), w, n.ID) != "":
+		return MovesInto(t.state(), w, n.ID)
 	case w.Demand.Exclusive && t.hasResidual(w.ID):
 		return fmt.Sprintf("exclusive workload %q may still run elsewhere", w.ID)
 	}
@@ -166,6 +168,16 @@ func (t *Tx) evict(b *commandv1.Evict) (res Result) {
 		}
 		if why == "" {
 			why = t.keepsData(old)
+		}
+		if why == "" {
+			why = t.keepsForMove(old)
+		}
+		if why == "" {
+			returned := false
+			if returned, why = t.returnsLost(old, e.GetGone()); returned {
+				res.Items = append(res.Items, Item{ID: old.ID})
+				continue
+			}
 		}
 		if why == "" && e.GetCode() == CodeFailedOnNode {
 			why = old.noMove(t.r.info.Clock)

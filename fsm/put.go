@@ -418,6 +418,11 @@ func (t *Tx) setDesired(b *commandv1.SetDesired) Result {
 	case old.Desired == DesiredDeleted:
 		return refuse(Conflict, "workload %q is being deleted: apply it again to keep it", old.ID)
 	case old.Desired == desired && !old.Diverged(), old.Finished():
+		if m, ok := t.r.moves.Get(old.ID); ok && m.Stops() && m.Resume && desired == DesiredStopped {
+			stay := *m // the workload is stopped for the move; now it stays stopped on the new node too
+			stay.Resume = false
+			t.putMove(m, &stay)
+		}
 		item := itemOf(old)
 		item.Unchanged = true
 		return Result{Kind: AlreadyDone, Items: []Item{item}}
@@ -503,6 +508,7 @@ func (t *Tx) deleteOne(old *Workload, force, keep bool) Item {
 // and ports of w reserved until the node has removed the instance.
 func (t *Tx) release(w *Workload, gone bool, why string) {
 	n := t.nodeOf(w)
+	t.resumes(w)
 	if !gone && !n.Fenced {
 		left := *w.Demand
 		left.Asks = nil // a residual needs no asks: policies do not judge it

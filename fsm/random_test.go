@@ -91,7 +91,7 @@ func (g *stream) put() *commandv1.WorkloadPut {
 		}
 	}
 	if g.n("data", 0, 3) == 0 {
-		p.Demand.LocalData = []*commandv1.LocalData{{Name: g.pick("data name", "volume a", "disk b"), Pool: g.pick("data pool", "", "fast")}}
+		p.Demand.LocalData = []*commandv1.LocalData{{Name: g.pick("data name", "volume v1", "disk b"), Pool: g.pick("data pool", "", "fast")}}
 		p.DiscardData = g.bool("discards")
 	}
 	p.Bundle = g.odd("bundle", "odd", "", "", "", strings.Repeat("a", 64), strings.Repeat("b", 64))
@@ -240,7 +240,25 @@ func (g *stream) advance(s State) Command {
 func (g *stream) command(s State) Command {
 	c := &commandv1.Command{}
 	id := g.workload()
-	switch g.n("command", 0, 88) {
+	switch g.n("command", 0, 94) {
+	case 89, 90:
+		c = moveVolume(g.pick("moved volume", "v1", "v2"), g.node(), g.node(), g.odd("end", "later", "", "", "", MoveCancel, MoveSettle))
+	case 91, 92, 93, 94:
+		s.Moves(func(m *Move) bool {
+			id = m.Workload
+			c = &commandv1.Command{Body: &commandv1.Command_AdvanceMoves{AdvanceMoves: &commandv1.AdvanceMoves{Steps: []*commandv1.MoveStep{{
+				Workload: m.Workload, Move: GenerationPB(m.ID),
+				Phase: g.pick("phase", "", string(MoveStopping), string(MoveFinal), string(MovePlaced), string(MoveKept), string(MoveDone), string(MoveUndone), string(MoveDropping)),
+			}}}}}
+			switch x, ok := s.Workload(id); {
+			case ok && m.Phase == MoveStopping && g.bool("stops"):
+				c = report(&commandv1.WorkloadReport{Workload: id, Node: m.From, Generation: GenerationPB(x.Generation), State: "Stopped", Acknowledged: true})
+			}
+			return g.bool("another move")
+		})
+		if c.Body == nil {
+			c = moveVolume("v1", "a", "b", "")
+		}
 	case 77:
 		c = putNetwork(g.odd("network", "-", "n1", "n2"), g.odd("subnet", "10.1.0.0/30", "", "10.50.0.0/26", "10.50.0.0/25"))
 		c.GetPutNetwork().Namespace = g.pick("network in", "", "", "n1")
@@ -420,6 +438,7 @@ func (g *stream) command(s State) Command {
 		}
 	case 12, 13, 14:
 		c = register(g.node(), func(n *commandv1.RegisterNode) {
+			n.VolumeMoves = g.n("old agent", 0, 3) > 0
 			n.InstanceId = g.pick("instance", "", "", "i1", "i2")
 			n.EngineId = g.pick("engine", "", "e1", "e2")
 			n.Types = [][]string{nil, {"Container", "docker-container"}, {"vm"}}[g.n("types", 0, 2)]
@@ -550,6 +569,10 @@ func TestRandomStreams(t *testing.T) {
 		s := New()
 		if rapid.Bool().Draw(rt, "formed") {
 			s = start(t)
+		}
+		if rapid.IntRange(0, 3).Draw(rt, "with a move of volumes") == 0 {
+			phase := rapid.SampledFrom([]MovePhase{MoveCopying, MoveStopping, MoveFinal, MovePlaced, MoveKept, MoveDone}).Draw(rt, "phase")
+			s = moveOfIn(t, "w0", [2]string{"v1", "v2"}, phase).s
 		}
 		g := &stream{rt: rt, now: epoch0 + minute}
 		for i := range rapid.IntRange(1, 60).Draw(rt, "steps") {

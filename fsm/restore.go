@@ -169,6 +169,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	})
 	t.restoreNetworks(backup, present, fresh)
 	t.restoreVolumes(backup, present)
+	t.restoreMoves(facts, fresh)
 	facts.r.audits.Scan(func(id string, a *NodeAudit) bool {
 		if _, ok := t.r.nodes.Get(id); ok {
 			t.r.audits.Set(id, a)
@@ -189,6 +190,11 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	backup.Workloads("", func(w *Workload) bool {
 		if w.Demand.Surge && w.Desired != DesiredDeleted {
 			return true // do not restore a surge member, because the update that made it is not restored either
+		}
+		if m, ok := backup.Move(w.ID); ok && m.Stops() && m.Resume && w.Desired == DesiredStopped {
+			running := *w // it was stopped for a move of its volumes; settleMoves stops it again if that move goes on
+			running.Desired = DesiredRunning
+			w = &running
 		}
 		if fresh {
 			back := *w
@@ -215,6 +221,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	})
 	t.settleSlices()
 	t.settleVolumes()
+	t.settleMoves()
 	source := r.Source
 	if source == "" {
 		source = "a backup of " + time.Unix(0, b.Clock).UTC().Format(time.RFC3339)

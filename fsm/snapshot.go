@@ -115,6 +115,9 @@ func (s State) WriteSnapshot(w io.Writer) error {
 	s.Volumes(func(v *Volume) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Volume{Volume: VolumePB(v)}})
 	})
+	s.Moves(func(m *Move) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Move{Move: movePB(m)}})
+	})
 	s.Workloads("", func(w *Workload) bool {
 		return w.history == nil || out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Revisions{Revisions: historyPB(w)}})
 	})
@@ -480,6 +483,13 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		v := VolumeOf(r.Volume)
 		_, dup = t.r.volumes.Set(v.key(), v)
 		key = clip(v.key())
+	case *commandv1.SnapshotRecord_Move:
+		m := moveOf(r.Move)
+		if w, ok := t.r.workloads.Get(m.Workload); ok && demandEqual(w.Demand, m.Demand) {
+			m.Demand = w.Demand // both records share the demand, as before
+		}
+		_, dup = t.r.moves.Set(m.Workload, m)
+		key = clip(m.Workload)
 	case *commandv1.SnapshotRecord_Revisions:
 		id := r.Revisions.GetWorkload()
 		w, ok := t.r.workloads.Get(id)
@@ -554,6 +564,10 @@ func (t *Tx) derive() error {
 	})
 	s.Objects(func(o *Object) bool {
 		t.countBytes(o.In(), o.bytes(), 0)
+		return true
+	})
+	s.Moves(func(m *Move) bool {
+		t.claimMove(m, t.reservedOn(m), +1)
 		return true
 	})
 	s.Volumes(func(v *Volume) bool {

@@ -54,6 +54,7 @@ type root struct {
 	networks    *table[*Network]    // keyed by namespace/name
 	objects     *table[*Object]     // keyed by namespace/kind/name
 	volumes     *table[*Volume]     // keyed by namespace/name/driver/node
+	moves       *table[*Move]       // moves of volumes, keyed by workload id
 
 	tombstones *table[*Tombstone]       // keyed by workload id
 	rollouts   *table[*rollout.Rollout] // keyed by group name
@@ -122,6 +123,7 @@ func New() State {
 		networks:        tree[string, *Network](),
 		objects:         tree[string, *Object](),
 		volumes:         tree[string, *Volume](),
+		moves:           tree[string, *Move](),
 		byVolume:        tree[string, struct{}](),
 		policyIn:        tree[string, string](),
 		uses:            tree[string, *Use](),

@@ -51,5 +51,9 @@ func (t *Tx) reason(w *Workload, n *Node) Reason {
 	if r := t.stopReason(w, n); r.Code != "" {
 		return r
 	}
-	return reasonOf(w, n, t.r.info.Clock)
+	r := reasonOf(w, n, t.r.info.Clock)
+	if m, ok := t.r.moves.Get(w.ID); ok && m.Stops() && r.Code == CodeUserStop {
+		r.Code, r.Message = CodeMoving, m.stopText()
+	}
+	return r
 }

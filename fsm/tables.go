@@ -37,6 +37,7 @@ func (t *Tx) putWorkload(old, w *Workload) {
 		t.emptied(old.Node, old.Demand.Networks)
 	}
 	t.followVolumes(old, w)
+	t.followMove(old, w)
 	t.serve(old, w)
 	t.publish(old, w)
 }
@@ -54,6 +55,7 @@ func (t *Tx) dropWorkload(w *Workload) {
 	t.addTombstone(w)
 	t.disband(w)
 	t.followVolumes(w, nil)
+	t.followMove(w, nil)
 	t.event(Event{Type: EventWorkloadDeleted, Workload: w.ID, Node: w.Node, Namespace: w.Namespace})
 }
 

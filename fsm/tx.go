@@ -313,6 +313,10 @@ func (t *Tx) judge(c Command) Result {
 		return t.deleteVolume(b.DeleteVolume)
 	case *commandv1.Command_ReportVolumes:
 		return t.reportVolumes(b.ReportVolumes)
+	case *commandv1.Command_MoveVolume:
+		return t.moveVolume(b.MoveVolume)
+	case *commandv1.Command_AdvanceMoves:
+		return t.advanceMoves(b.AdvanceMoves)
 	case *commandv1.Command_PutNetwork:
 		return t.putNetwork(b.PutNetwork)
 	case *commandv1.Command_DeleteNetwork:
@@ -384,6 +388,7 @@ const (
 	ownVolumes
 	ownByVolume
 	ownByIngress
+	ownMoves
 )
 
 // own returns a table that the transaction may write to. The first call for a table (bit) copies

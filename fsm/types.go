@@ -265,6 +265,8 @@ const (
 	CodeFailedOnNode      = "FailedOnNode"      // the node could not run the workload for a cause of its own, so the workload left it
 	CodeRebalanced        = "Rebalanced"        // the workload was evicted to even out the load of the nodes
 	CodeAwaitEnd          = "AwaitEnd"          // the node is draining, and the running job may end there until the deadline of the drain
+	CodeMoved             = "Moved"             // the workload was assigned to another node together with its volumes
+	CodeMoving            = "Moving"            // the workload is stopped while its volumes move to another node
 	CodeAwaitTurn         = "AwaitTurn"         // the job waits: as many members of its group run as its parallelism allows
 )
 
@@ -507,6 +509,7 @@ type NodeFacts struct {
 	Timestamp      string // time of the registration, RFC 3339, as the agent sent it
 	LeaseSeconds   int64
 	Networking     Networking // what the node can do for networks that span nodes
+	VolumeMoves    bool       // the agent can move volumes to and from other nodes
 	MemoryFiles    bool       // the agent keeps secrets and configs as files in memory
 	MetricsPort    uint16     // port on which the agent serves /metrics over plain HTTP; 0 = none
 	Devices        []DeviceCount
@@ -567,6 +570,7 @@ type Alloc struct {
 	Devices   []DeviceCount // sorted by name
 	Workloads int           // number of assigned workloads
 	Residuals int           // number of residuals
+	Moves     int           // number of moves of volumes that reserve resources here
 }
 
 // PoolUse is the storage reserved in one pool, in GB. Lists of PoolUse are sorted by Pool.
@@ -747,7 +751,8 @@ const (
 	EventVolumeCreated      = "VolumeCreated"
 	EventVolumeKept         = "VolumeKept" // the workload of a volume was deleted, and the volume is kept
 	EventVolumeDeleted      = "VolumeDeleted"
-	EventMutation           = "Mutation" // an API mutation that was refused or changed nothing; Reason is the result
+	EventVolumeMove         = "VolumeMove" // the move of a volume to another node has a new phase; Reason is the phase
+	EventMutation           = "Mutation"   // an API mutation that was refused or changed nothing; Reason is the result
 )
 
 // Info is the part of the state that is not in a table.

@@ -128,6 +128,7 @@ type View interface {
 	Volumes(fn func(*Volume) bool)
 	VolumeView
 	UsersOfVolume(v *Volume) []string
+	MoveView
 
 	// Rollout returns the last member-by-member update of a group. Rolling scans the running updates. Seen
 	// returns the present state of a member, as far as an update depends on it. See rollouts.go.

@@ -9,6 +9,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/fsm/quota"
+	"github.com/persys/compute/order"
 )
 
 // This file has the commands about volumes, their restore, and their check; volumes.go has the records.
@@ -67,6 +68,9 @@ func (t *Tx) createVolume(b *commandv1.PutVolume) Result {
 	if old, known := t.r.volumes.Get(v.key()); known {
 		return refuse(Conflict, "%s exists already in namespace %q: choose another name, or delete it first (persysctl volume rm %s)", old.text(), v.In(), v.Name)
 	}
+	if m := MoveOf(t.state(), v.In(), v.Name, v.Node); m != nil {
+		return refuse(Conflict, "%s", m.inProgress())
+	}
 	if t.state().UseOf(v.In()).Volumes >= MaxVolumes {
 		return refuse(Conflict, "namespace %q has %d volumes or more, so no further one can be created by hand: delete some (persysctl volume rm)", v.In(), MaxVolumes)
 	}
@@ -114,6 +118,9 @@ func (t *Tx) deleteVolume(b *commandv1.DeleteVolume) Result {
 	place := b.GetNode()
 	if place == "" && b.GetDriver() == DriverLocal {
 		place = unboundMark
+	}
+	if m := MoveOf(t.state(), in, b.GetName(), b.GetNode()); m != nil && b.GetDriver() == DriverLocal {
+		return refuse(Conflict, "%s", m.inProgress())
 	}
 	v, ok := t.r.volumes.Get(volumeKey(in, b.GetName(), b.GetDriver(), place))
 	if !ok {
@@ -219,6 +226,7 @@ func volumeChanges(s reportView, b *commandv1.ReportVolumes, at int64, change fu
 		v := &Volume{
 			Name: strings.Clone(h.GetName()), Namespace: strings.Clone(stored(h.GetNamespace())), Driver: volumeDriver(h.GetDriver()), Pool: strings.Clone(h.GetPool()),
 			SizeGB: h.GetSizeGb(), Retain: h.GetRetain() || h.GetByHand(), ByHand: h.GetByHand(), Held: true, CreatedAt: at,
+			Copy: order.GenerationOf(h.GetCopy()),
 		}
 		if v.Local() {
 			v.Node = b.GetNode()
@@ -232,6 +240,9 @@ func volumeChanges(s reportView, b *commandv1.ReportVolumes, at int64, change fu
 		old, known := s.Volume(v.In(), v.Name, v.Driver, v.Node)
 		if known && !v.Local() {
 			continue // other nodes report the volume too
+		}
+		if h.GetAside() {
+			continue // a copy that is not in use: it keeps a record, but makes none
 		}
 		if w, ok := s.Workload(h.GetOwner()); ok && w.In() == v.In() {
 			v.Owner = w.ID
@@ -326,7 +337,7 @@ func (t *Tx) restoreVolumes(backup, present State) {
 				t.r.volumes.Set(v.key(), &v)
 			}
 			_, node := t.r.nodes.Get(old.Node)
-			if known || !t.state().HasNamespace(old.In()) || old.Node != "" && !node || old.Unbound() && !old.ByHand {
+			if known || t.movedAway(old) || !t.state().HasNamespace(old.In()) || old.Node != "" && !node || old.Unbound() && !old.ByHand {
 				return true
 			}
 			v := *old
@@ -335,6 +346,16 @@ func (t *Tx) restoreVolumes(backup, present State) {
 			return true
 		})
 	}
+}
+
+// movedAway reports whether a record of a backup is about a copy of a volume that was moved to another node since the
+// backup was made.
+func (t *Tx) movedAway(old *Volume) (moved bool) {
+	t.state().VolumesNamed(old.In(), old.Name, func(v *Volume) bool {
+		moved = v.Driver == old.Driver && v.Node != old.Node && old.Copy.Less(v.Copy)
+		return !moved
+	})
+	return moved
 }
 
 // settleVolumes is called after a restore. It gives each workload its volumes, existing or new ones, and

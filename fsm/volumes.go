@@ -9,6 +9,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/fsm/quota"
+	"github.com/persys/compute/order"
 )
 
 // A volume is storage that an agent manages for workloads (managed_volumes). Its record exists from the first
@@ -52,6 +53,9 @@ type Volume struct {
 	CreatedBy    string
 	UnusedSince  int64 // time since which no workload uses the volume, Unix nanoseconds; 0 = a workload uses it
 	ModifyIndex  uint64
+	// Copy is the id of the move that made the copy in use, and Former that of the copy that the node of that move's
+	// source keeps. Undone is the last move that was undone. All are zero for a volume that never moved.
+	Copy, Former, Undone Generation
 }
 
 // In returns the name of the volume's namespace.
@@ -496,7 +500,16 @@ func VolumePB(v *Volume) *commandv1.VolumeRecord {
 	return &commandv1.VolumeRecord{
 		Name: v.Name, Namespace: v.Namespace, Driver: v.Driver, Node: v.Node, SizeGb: v.SizeGB, Pool: v.Pool, Retain: v.Retain, ByHand: v.ByHand, Held: v.Held,
 		Owner: v.Owner, CreatedAt: v.CreatedAt, CreatedBy: v.CreatedBy, UnusedSince: v.UnusedSince, ModifyIndex: v.ModifyIndex,
+		Copy: copyPB(v.Copy), Former: copyPB(v.Former), Undone: copyPB(v.Undone),
 	}
+}
+
+// copyPB encodes the id of a copy; nil for a volume that never moved.
+func copyPB(g Generation) *commandv1.Generation {
+	if g.IsZero() {
+		return nil
+	}
+	return GenerationPB(g)
 }
 
 // VolumeOf is the inverse of VolumePB.
@@ -505,6 +518,7 @@ func VolumeOf(m *commandv1.VolumeRecord) *Volume {
 		Name: m.GetName(), Namespace: stored(m.GetNamespace()), Driver: volumeDriver(m.GetDriver()), Node: m.GetNode(), SizeGB: m.GetSizeGb(), Pool: m.GetPool(),
 		Retain: m.GetRetain(), ByHand: m.GetByHand(), Held: m.GetHeld(), Owner: m.GetOwner(), CreatedAt: m.GetCreatedAt(), CreatedBy: m.GetCreatedBy(),
 		UnusedSince: m.GetUnusedSince(), ModifyIndex: m.GetModifyIndex(),
+		Copy: order.GenerationOf(m.GetCopy()), Former: order.GenerationOf(m.GetFormer()), Undone: order.GenerationOf(m.GetUndone()),
 	}
 }
 
@@ -519,6 +533,12 @@ func (e *encoder) volume(v *Volume) {
 		e.bool(is)
 	}
 	e.u64(v.ModifyIndex)
+	if !v.Copy.IsZero() || !v.Former.IsZero() || !v.Undone.IsZero() {
+		e.str("copy")
+		e.generation(v.Copy)
+		e.generation(v.Former)
+		e.generation(v.Undone)
+	}
 }
 
 // volumeUses encodes the volumes of a demand, if it has any.

@@ -31,6 +31,6 @@ func EventTypes() []string {
 		EventAccountCreated, EventAccountRotated, EventAccountDeleted, EventConsoleLinked, EventConsoleOpened, EventConsoleEnded, EventMirrorRestored, EventCoreDNSLost, EventCoreDNSBack,
 		EventJobSucceeded, EventJobFailed, EventCronFired, EventCronMissed, EventCronSkipped, EventRunStarted, EventGroupScaled, EventMemberCreated, EventMemberRemoved, EventNetworkCreated, EventNetworkDeleted, EventPortsHeld,
 		EventSecretChanged, EventSecretDeleted, EventSecretShown, EventConfigChanged, EventConfigDeleted,
-		EventVolumeCreated, EventVolumeKept, EventVolumeDeleted, EventMutation,
+		EventVolumeCreated, EventVolumeKept, EventVolumeDeleted, EventVolumeMove, EventMutation,
 	}
 }

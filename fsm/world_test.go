@@ -493,6 +493,8 @@ func contents(s State, name string) any {
 		r.objects.Scan(func(k string, v *Object) bool { out = append(out, pairOf{k, *v}); return true })
 	case "volumes":
 		r.volumes.Scan(func(k string, v *Volume) bool { out = append(out, pairOf{k, *v}); return true })
+	case "moves":
+		r.moves.Scan(func(k string, v *Move) bool { out = append(out, pairOf{k, *v}); return true })
 	case "policyIn":
 		r.policyIn.Scan(func(k string, v string) bool { out = append(out, pairOf{k, v}); return true })
 	case "total":

@@ -107,6 +107,7 @@ var needs = map[string]Role{
 	clusterv1.Cluster_CollectGarbage_FullMethodName:                  Operator,
 	clusterv1.Cluster_CreateVolume_FullMethodName:                    Operator,
 	clusterv1.Cluster_DeleteVolume_FullMethodName:                    Admin,
+	clusterv1.Cluster_MoveVolume_FullMethodName:                      Admin,
 	clusterv1.Cluster_DrainNode_FullMethodName:                       Operator,
 	clusterv1.Cluster_SetRebalancePolicy_FullMethodName:              Operator,
 	clusterv1.Cluster_ApplyRebalance_FullMethodName:                  Operator,

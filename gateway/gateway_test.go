@@ -246,6 +246,7 @@ func TestEveryCallHasARoute(t *testing.T) {
 		without["persys.cluster.v1.Trust."+m] = "secrets and certificates are sent only between a program and the schedulers, not through a gateway; persysctl token, identity, ca"
 	}
 	without["persys.cluster.v1.Cluster.LinkConsole"] = "schedulers refuse it from gateways, which could name any user; persysctl console"
+	without["persys.cluster.v1.Cluster.MoveVolume"] = "only persysctl starts and ends moves so far (persysctl volume move); GET /v1/volumes shows them"
 	without["persys.cluster.v1.Cluster.OpenConsole"] = "POST /auth/link of the console"
 	without["persys.cluster.v1.Cluster.ShowSecret"] = "values of secrets are sent only directly by schedulers; persysctl secret get NAME --show"
 	var doc struct {

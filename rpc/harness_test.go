@@ -74,6 +74,7 @@ type replica struct {
 	callers    []string
 	transfers  []string
 	removals   []string
+	moves      map[string]sched.MoveReport // reports about moves of volumes, by node
 	registered int
 
 	hollow bool // for benchmarks: the replica accepts all commands and applies none
@@ -453,6 +454,13 @@ func (r *replica) Registered(ctx context.Context, node string) (sched.Lease, err
 }
 
 func (r *replica) LeaseOf(string) (int64, int64, bool) { return 0, 0, false }
+
+func (r *replica) MoveReportOf(node, _ string) (sched.MoveReport, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	x, ok := r.moves[node]
+	return x, ok
+}
 
 func (r *replica) WorkloadUsageOf(string, string) (sched.WorkloadUsage, bool) {
 	return sched.WorkloadUsage{}, false

@@ -46,6 +46,7 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 	}
 	out := message.HeartbeatResponse(s.store.View().Info(), lease)
 	out.Networks = s.networksFor(node, lease.Epoch, req)
+	out.Moves = movesFor(s.store.View(), id)
 	out.SchedulerAddrs, out.LeaderAddr = s.schedulers()
 	return out, nil
 }

@@ -120,6 +120,7 @@ var methods = map[string]method{
 	clusterv1.Cluster_ListVolumes_FullMethodName:       {read, access.Read, gateways, repeatable, namespaced, "list volumes"},
 	clusterv1.Cluster_CreateVolume_FullMethodName:      {leader, access.Deploy, gateways, receipted, namespaced, "create volume"},
 	clusterv1.Cluster_DeleteVolume_FullMethodName:      {leader, access.Volumes, gateways, receipted, namespaced, "delete volume"},
+	clusterv1.Cluster_MoveVolume_FullMethodName:        {leader, access.Volumes, gateways, receipted, namespaced, "move volume"},
 	clusterv1.Cluster_ListNamespaces_FullMethodName:    {read, access.Read, gateways, repeatable, namespaced, "list namespaces"},
 	clusterv1.Cluster_PutNamespace_FullMethodName:      {leader, access.Namespaces, gateways, receipted, clusterWide, "put namespace"},
 	clusterv1.Cluster_DeleteNamespace_FullMethodName:   {leader, access.Namespaces, gateways, receipted, clusterWide, "delete namespace"},

@@ -163,6 +163,9 @@ var attempts = []struct {
 	{clusterv1.Cluster_DeleteVolume_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
 		return done(k.DeleteVolume(ctx, &clusterv1.DeleteVolumeRequest{Id: "local:theirs", Namespace: "b"}))
 	}},
+	{clusterv1.Cluster_MoveVolume_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.MoveVolume(ctx, &clusterv1.MoveVolumeRequest{Id: "local:theirs", Namespace: "b", To: "n1"}))
+	}},
 	{clusterv1.Cluster_ListUsage_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
 		return done(k.ListUsage(ctx, &clusterv1.ListUsageRequest{WorkloadId: "theirs"}))
 	}},

@@ -69,6 +69,7 @@ type Leader interface {
 	UsageOf(node string) (sched.NodeUsage, bool)
 	PoolsUsedOf(node string) map[string]int64 // PoolsUsedOf returns the used GB of each storage pool, by name; the map must not be changed
 	WorkloadUsageOf(node, workload string) (sched.WorkloadUsage, bool)
+	MoveReportOf(node, workload string) (sched.MoveReport, bool)
 	AutoscaleOf(group string) (sched.Autoscaled, bool)
 }
 

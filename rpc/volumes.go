@@ -47,6 +47,9 @@ func volumeView(v fsm.View, x *fsm.Volume) *clusterv1.Volume {
 	if !x.Held {
 		out.State = volumePending
 	}
+	if m := fsm.MoveOf(v, x.In(), x.Name, x.Node); m != nil && x.Local() {
+		out.Move = volumeMoveView(m)
+	}
 	return out
 }
 
@@ -71,7 +74,9 @@ func (s *Server) ListVolumes(ctx context.Context, req *clusterv1.ListVolumesRequ
 	out := &clusterv1.ListVolumesResponse{Index: r.index}
 	r.Volumes(func(x *fsm.Volume) bool {
 		if in.Has(x.In()) && (only == "" || only == x.In()) && (req.GetNodeId() == "" || req.GetNodeId() == x.Node) && (req.GetName() == "" || req.GetName() == x.Name) {
-			out.Volumes = append(out.Volumes, volumeView(r, x))
+			view := volumeView(r, x)
+			s.addProgress(view.GetMove())
+			out.Volumes = append(out.Volumes, view)
 		}
 		return true
 	})
@@ -299,8 +304,8 @@ func (s *Server) deleteAt(ctx context.Context, h holder) error {
 	})
 }
 
-// fillVolumes adds to an order the properties of volumes that a user created by hand: the size, if the
-// specification gives none, and that the volume is kept when the workload is deleted.
+// fillVolumes adds to an order which copy of each local volume is in use. Of volumes that a user created by hand it also
+// adds the size, if the specification gives none, and that the volume is kept when the workload is deleted.
 func (a *Agents) fillVolumes(req *agentv1.ApplyWorkloadRequest, w *fsm.Workload, n *fsm.Node) {
 	v := a.store.View()
 	for _, list := range [][]*agentv1.ManagedVolumeSpec{req.GetSpec().GetContainer().GetManagedVolumes(), req.GetSpec().GetCompose().GetManagedVolumes(), req.GetSpec().GetVm().GetManagedVolumes()} {
@@ -310,6 +315,9 @@ func (a *Agents) fillVolumes(req *agentv1.ApplyWorkloadRequest, w *fsm.Workload,
 				node = n.ID
 			}
 			x, ok := v.Volume(w.In(), m.GetName(), driver, node)
+			if ok {
+				m.Copy, m.Undone = copyID(x.Copy), copyID(x.Undone)
+			}
 			if !ok || !x.ByHand {
 				continue
 			}

@@ -161,3 +161,6 @@ func (quiet) NextExpiry() int64                        { return 0 }
 func (quiet) Returned(int64, func(NodeID, int64) bool) {}
 func (quiet) DownSince(NodeID) int64                   { return 0 }
 func (quiet) Outstanding(Order) bool                   { return false }
+
+func (quiet) Heard(NodeID) int64                           { return 0 }
+func (quiet) MoveReport(NodeID, string) (MoveReport, bool) { return MoveReport{}, false }

@@ -152,6 +152,8 @@ func (c *Cache) sync(w *World) {
 			c.workloadChanged(v, ch)
 		case fsm.TableResidual:
 			c.residualChanged(v, ch)
+		case fsm.TableMove:
+			c.moveChanged(ch)
 		case fsm.TablePolicy, fsm.TableReplica: // schedulers use ports of their machines
 			rebuild = true
 		case fsm.TableNetwork:
@@ -244,6 +246,16 @@ func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
 	}
 	c.stale = append(c.stale, id)
 	return false
+}
+
+// moveChanged reads the reserved resources of the nodes of a move of volumes again.
+func (c *Cache) moveChanged(ch *fsm.Change) {
+	for _, m := range []*fsm.Move{ch.OldMove(), ch.NewMove()} {
+		if m != nil {
+			c.stale = append(c.stale, m.From, m.To)
+			c.workloads.add(m.Workload)
+		}
+	}
 }
 
 // recheck queues every workload on a node to be evaluated again. It also queues the node for a check of its capacity: the

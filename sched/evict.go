@@ -82,6 +82,14 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 		return p.say(w, fsm.CodeCannotMove, "node "+n.ID+" is draining, and a member of a system workload leaves it last"), 0
 	}
 	code, message, gone := p.mustLeave(w, n)
+	if m, moves := p.State.Move(w.ID); moves && code != "" {
+		switch {
+		case m.Open() && n.Up:
+			code = "" // its volumes are being moved to another node, and it leaves with them
+		case m.Returnable() && !n.Up && w.Node == m.To && (code == fsm.CodeNodeLost || leavesNode(code)) && !p.canReturn(m):
+			return p.explain(w, fsm.CodeHoldsData, "node "+m.From+" keeps the former copy of its volumes and has not reported it: start that node, or give that copy up (persysctl volume move "+m.Volumes[0]+" --settle)"), 0
+		}
+	}
 	switch {
 	case code == fsm.CodeAwaitFailover && w.Reason.Code == code:
 		return false, 0

@@ -78,6 +78,7 @@ func Next(w World, c *Cache) Step {
 	p.evictPass()
 	p.retryDue()
 	p.rollOut()
+	p.moveVolumes()
 	p.order()
 	at, _ := c.due.next()
 	p.wake(at)
@@ -115,6 +116,7 @@ type planner struct {
 	crons    []*commandv1.CronStep
 	members  []*commandv1.MemberChange
 	idle     []*commandv1.IdleSlice
+	moving   []*commandv1.MoveStep
 
 	emptyPools map[string]bool // results of the method emptyPool, by namespace
 
@@ -191,6 +193,9 @@ func (p *planner) finish() Step {
 	})
 	chunked(p, p.idle, func(c *commandv1.Command, items []*commandv1.IdleSlice) {
 		c.Body = &commandv1.Command_ReleaseSlices{ReleaseSlices: &commandv1.ReleaseSlices{Slices: items}}
+	})
+	chunked(p, p.moving, func(c *commandv1.Command, items []*commandv1.MoveStep) {
+		c.Body = &commandv1.Command_AdvanceMoves{AdvanceMoves: &commandv1.AdvanceMoves{Steps: items}}
 	})
 	chunked(p, p.retries, func(c *commandv1.Command, items []*commandv1.Retry) {
 		c.Body = &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{Retries: items}}

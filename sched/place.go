@@ -250,6 +250,10 @@ func (p *planner) placeOne(w *fsm.Workload) {
 		}
 		if !p.hopeless(w) {
 			if q := c.find(p.State, p.subject(w), w.Demand); q.best >= 0 {
+				if why := fsm.MovesInto(p.State, w, c.nodes.recs[q.best].ID); why != "" {
+					p.explain(w, fsm.CodeUnplaced, why+"; the workload is placed when the move has ended")
+					return
+				}
 				p.assign(w, q.best, fmt.Sprintf("score %d", q.result.Total), nil)
 				return
 			}

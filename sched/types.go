@@ -55,6 +55,11 @@ type Liveness interface {
 	// Outstanding reports whether this order or a newer one for the same workload is queued, in flight or
 	// waits after a failed delivery. Such an order must not be given again.
 	Outstanding(o Order) bool
+	// MoveReport returns what a node last reported about the move of a workload's volumes.
+	MoveReport(node NodeID, workload string) (MoveReport, bool)
+	// Heard returns when a node that takes part in a move of volumes sent its last heartbeat; 0 = this leader has had
+	// none.
+	Heard(node NodeID) int64
 }
 
 // World is the input of one planning step.
@@ -131,6 +136,7 @@ type Heartbeat struct {
 	Reports     []Reported
 	Usage       []WorkloadUsage
 	Volumes     *commandv1.ReportVolumes // volumes that the node holds; nil = not reported
+	Moves       []MoveReport             // moves of volumes in which the node takes part
 	Sequence    uint64
 	ForwardedBy string
 }

@@ -17,8 +17,10 @@ type world struct {
 	tuning  Tuning
 	cache   *Cache
 	changes []fsm.Change
-	heard   map[string]bool // nodes that are alive: they have a valid lease
-	sent    map[Order]bool  // orders that the agents have not answered yet
+	heard   map[string]bool       // nodes that are alive: they have a valid lease
+	sent    map[Order]bool        // orders that the agents have not answered yet
+	reports map[string]MoveReport // reports about moves of volumes, by node/workload
+	silent  map[string]int64      // nodes that send no heartbeats now, with the times of their last ones
 
 	downSince map[string]int64 // for each lost node, when this leader learned that the node is down
 	fails     map[string]string
@@ -131,6 +133,18 @@ func (w *world) Returned(now int64, fn func(NodeID, int64) bool) {
 func (w *world) DownSince(id NodeID) int64 { return w.downSince[id] }
 
 func (w *world) Outstanding(o Order) bool { return w.sent[o] }
+
+func (w *world) MoveReport(node, workload string) (MoveReport, bool) {
+	r, ok := w.reports[node+"/"+workload]
+	return r, ok
+}
+
+func (w *world) Heard(node string) int64 {
+	if at, ok := w.silent[node]; ok {
+		return at
+	}
+	return w.now
+}
 
 // plan plans one step with the cache.
 func (w *world) plan() Step {

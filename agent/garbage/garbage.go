@@ -119,7 +119,7 @@ func (c *Collector) look(ctx context.Context) Findings {
 	now := time.Now()
 	out.Items = append(out.Items, c.oldRecords(now)...)
 	for _, v := range c.Storage.List() {
-		if v.Phase != volume.Released || v.Kept() || len(v.Users) > 0 || now.Sub(v.ReleasedAt) < c.VolumesAfter || v.ReleasedAt.IsZero() {
+		if len(v.Users) > 0 || !isOld(&v.Volume, now, c.VolumesAfter) {
 			continue
 		}
 		id := v.ID
@@ -130,6 +130,12 @@ func (c *Collector) look(ctx context.Context) Findings {
 		})
 	}
 	return out
+}
+
+// isOld reports whether a volume was released long ago and is not to be kept. A copy that a move has made, or set aside, is
+// never garbage: it may be the only one.
+func isOld(v *volume.Volume, now time.Time, after time.Duration) bool {
+	return v.Phase == volume.Released && !v.Idle() && v.Copy.IsZero() && !v.Kept() && !v.ReleasedAt.IsZero() && now.Sub(v.ReleasedAt) >= after
 }
 
 // garbageOf returns the garbage that one driver finds, or an error if its engine does not answer.

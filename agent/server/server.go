@@ -29,6 +29,7 @@ import (
 	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/message"
 	"github.com/persys/compute/agent/metrics"
+	"github.com/persys/compute/agent/mover"
 	"github.com/persys/compute/agent/names"
 	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/runner"
@@ -67,6 +68,7 @@ type Config struct {
 	NoSessions  bool
 	SessionIdle time.Duration
 
+	Moves    *mover.Mover    // may be nil
 	Networks *network.Keeper // may be nil
 	Names    *names.Resolver // may be nil
 }

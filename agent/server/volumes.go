@@ -11,6 +11,7 @@ import (
 	"github.com/persys/compute/agent/garbage"
 	"github.com/persys/compute/agent/volume"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/pki"
 )
 
 // CollectGarbage finds garbage and, unless it is a dry run, removes it.
@@ -74,4 +75,20 @@ func (s *Server) DeleteVolume(ctx context.Context, req *agentv1.DeleteVolumeRequ
 	}
 	s.cfg.Garbage.Record(f, req.GetBy())
 	return &agentv1.DeleteVolumeResponse{}, nil
+}
+
+// ReadVolume sends the files of a volume to the agent of the node to which the volume moves.
+func (s *Server) ReadVolume(stream agentv1.AgentService_ReadVolumeServer) error {
+	caller := ""
+	if s.cfg.Authorize != nil {
+		id, err := s.callerIdentity(stream.Context(), *s.cfg.Authorize)
+		if err != nil {
+			return status.Error(codes.Unauthenticated, err.Error())
+		}
+		if id.Role != pki.RoleAgent || id.Mapped || id.ID == "" {
+			return status.Errorf(codes.PermissionDenied, "%s %q may not copy volumes: only the agent of the node to which they move may", id.Role, id.ID)
+		}
+		caller = id.ID
+	}
+	return s.cfg.Moves.Serve(stream, caller)
 }

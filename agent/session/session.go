@@ -28,6 +28,7 @@ import (
 	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/message"
 	"github.com/persys/compute/agent/metrics"
+	"github.com/persys/compute/agent/mover"
 	"github.com/persys/compute/agent/names"
 	"github.com/persys/compute/agent/network"
 	"github.com/persys/compute/agent/runner"
@@ -35,6 +36,7 @@ import (
 	"github.com/persys/compute/agent/spec"
 	"github.com/persys/compute/agent/volume"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/order/wire"
 )
 
 // startWait is the longest wait for the engines and the fencer before the first registration.
@@ -76,6 +78,8 @@ type Config struct {
 	HeldPorts  func() string
 	// Names is the DNS resolver for containers on networks between nodes; it may be nil.
 	Names *names.Resolver
+	// Moves copies volumes from other nodes; nil if this agent cannot.
+	Moves *mover.Mover
 	// MetricsPort is the port of /metrics; 0 = none.
 	MetricsPort int
 	// MemoryFiles: this machine can keep secrets and configs as files in memory.
@@ -257,6 +261,7 @@ func (c *Session) beat(ctx context.Context) error {
 	if b.Full || !proto.Equal(held, c.volumes) {
 		request.Volumes = held
 	}
+	request.Moves = c.cfg.Moves.Reports()
 	var measured uint64
 	request.WorkloadUsage, measured = c.WorkloadUsage(since)
 	limited, cancel := context.WithTimeout(ctx, c.link.Deadline())
@@ -276,6 +281,7 @@ func (c *Session) beat(ctx context.Context) error {
 		return fmt.Errorf("heartbeat: %w", err)
 	}
 	c.cfg.Networks.Heard(reply.Networks)
+	c.cfg.Moves.Heard(reply.Moves)
 	c.measured, c.volumes = measured, held
 	a := message.HeartbeatAnswer(sent, reply)
 	c.link = c.link.Acknowledged(b, version, a)
@@ -339,9 +345,13 @@ func (c *Session) Volumes() *controlv1.VolumeReport {
 			out.Complete = false
 			break
 		}
-		out.Volumes = append(out.Volumes, &controlv1.HeldVolume{
-			Name: v.Name, Namespace: v.In(), Driver: v.Driver, SizeGb: v.SizeGB, Pool: v.Pool, Retain: v.Retain, Owner: v.Owner, ByHand: v.ByHand,
-		})
+		held := &controlv1.HeldVolume{
+			Name: v.Name, Namespace: v.In(), Driver: v.Driver, SizeGb: v.SizeGB, Pool: v.Pool, Retain: v.Retain, Owner: v.Owner, ByHand: v.ByHand, Aside: v.Idle(),
+		}
+		if !v.Copy.IsZero() {
+			held.Copy = wire.Control(v.Copy)
+		}
+		out.Volumes = append(out.Volumes, held)
 	}
 	return out
 }
@@ -367,7 +377,7 @@ func (c *Session) Registration() *controlv1.RegisterNodeRequest {
 	caps.SupportedStorageDrivers = append([]string{volume.Local}, cfg.Storage.Drivers()...)
 	caps.CpuReservedMillicores, caps.MemoryReservedMb, caps.DiskReservedGb = cfg.ReservedCPU, cfg.ReservedMemory, cfg.ReservedDisk
 	caps.ResourceThresholdPercent = uint32(cfg.Threshold)
-	caps.Taints, caps.Networking, caps.MetricsPort, caps.MemoryFiles = cfg.Taints, networking, uint32(cfg.MetricsPort), cfg.MemoryFiles
+	caps.Taints, caps.Networking, caps.MetricsPort, caps.MemoryFiles, caps.VolumeMoves = cfg.Taints, networking, uint32(cfg.MetricsPort), cfg.MemoryFiles, cfg.Moves != nil
 	maps.Copy(caps.Devices, cfg.Devices)
 	return out
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/order"
 )
 
 // DefaultPool is the name of a node's first pool.
@@ -51,11 +52,12 @@ type Manager struct {
 	mu          sync.Mutex
 	volumes     map[string]Volume
 	attachments map[string]Attachment
-	locks       map[string]*sync.Mutex // locks by volume id: changes of one volume are made one after another
-	figures     map[string]Space       // space of each pool as last measured
-	lacks       map[string]string      // volume drivers that the node does not offer, each with the reason
-	measuring   map[string]bool        // volume drivers of which a measurement is in progress
-	reported    []string               // the facts that the last Measure reported, as the method offer returns them
+	locks       map[string]*sync.Mutex    // locks by volume id: changes of one volume are made one after another
+	figures     map[string]Space          // space of each pool as last measured
+	lacks       map[string]string         // volume drivers that the node does not offer, each with the reason
+	moves       map[order.Generation]bool // moves that have not ended, as the schedulers last said
+	measuring   map[string]bool           // volume drivers of which a measurement is in progress
+	reported    []string                  // the facts that the last Measure reported, as the method offer returns them
 }
 
 // New makes a manager from the records of the store.
@@ -308,6 +310,9 @@ func (m *Manager) attachOne(ctx context.Context, workload string, r request) (dr
 			Phase: Provisioning, Owner: workload, CreatedAt: time.Now().UTC(),
 		}
 	}
+	if err := m.useCopy(&v, r, known); err != nil {
+		return none, err
+	}
 	if err := m.fits(&v, r, workload); err != nil {
 		return none, err
 	}
@@ -315,6 +320,9 @@ func (m *Manager) attachOne(ctx context.Context, workload string, r request) (dr
 	v.Owner, v.Namespace, v.Retain, v.ReleasedAt = workload, cmp.Or(v.Namespace, r.namespace), r.retain, time.Time{}
 	v.ByHand = v.ByHand || r.byHand
 	if v.Phase == Provisioning || v.Phase == Broken && v.StagePath == "" {
+		if !v.Copy.IsZero() {
+			return none, broken("volume %q was moved to this node, and its record has no folder: an empty volume is not made in its place", v.Name)
+		}
 		if err := m.put(&v); err != nil {
 			return none, err
 		}
@@ -569,6 +577,8 @@ func (m *Manager) release(ctx context.Context, id, workload string, retention Re
 		return nil
 	}
 	switch {
+	case v.Phase == Moving && (retention.Keep || retention.Retain || v.Kept() && !retention.Purge):
+		return nil // a complete copy that was never used stays until the schedulers say what happens to it
 	case retention.Keep, retention.KeepShared && v.Driver != Local:
 		v.Phase = Released
 	case retention.Retain, v.Kept() && !retention.Purge:
@@ -620,11 +630,18 @@ func (m *Manager) Delete(ctx context.Context, id string) error {
 		}
 		return nil
 	}
-	_, known := m.get(id)
+	v, known := m.get(id)
 	if err := free(known); err != nil {
 		return err // a volume that this node does not have is an error before any server is called
 	}
-	v, known, p, unlock := m.takeKnown(ctx, id)
+	if m.needed(&v) {
+		return broken("volume %q: its move to another node has not ended, and this copy may be needed", v.Name)
+	}
+	var (
+		p      provider
+		unlock func()
+	)
+	v, known, p, unlock = m.takeKnown(ctx, id)
 	defer unlock()
 	if err := free(known); err != nil {
 		return err
@@ -674,13 +691,16 @@ func (m *Manager) Mount(ctx context.Context) {
 func (m *Manager) mountOne(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, m.timeout)
 	defer cancel()
-	if v, _ := m.get(id); v.Phase != Deleting && len(m.users(id)) == 0 {
+	if v, _ := m.get(id); v.Phase != Deleting && v.Aside.IsZero() && len(m.users(id)) == 0 {
 		return nil
 	}
 	v, ok, p, unlock := m.takeKnown(ctx, id)
 	defer unlock()
-	if !ok || p == nil || v.StagePath == "" {
+	if !ok || p == nil || v.StagePath == "" || v.Phase == Moving {
 		return nil
+	}
+	if !v.Aside.IsZero() && v.Phase != Deleting {
+		return putAside(&v)
 	}
 	users := m.users(id)
 	if v.Phase == Deleting && len(users) == 0 {

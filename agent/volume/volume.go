@@ -11,6 +11,7 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/order"
 )
 
 // The kinds of storage, with the names that the contract with legacy v1 peers uses.
@@ -43,6 +44,8 @@ const (
 	Retained     Phase = "Retained"
 	Deleting     Phase = "Deleting"
 	Broken       Phase = "Error"
+	// Moving is the phase of a volume that another node has, and that is being copied to this node.
+	Moving Phase = "Moving"
 )
 
 // Volume is the record of one volume on this machine, with the field names of legacy v1 agents.
@@ -76,6 +79,19 @@ type Volume struct {
 	// too, unless its policy is to retain it.
 	Owner      string    `json:"owner,omitempty"`
 	ReleasedAt time.Time `json:"released_at,omitzero"`
+
+	// The fields below are about moves of the volume between nodes (move.go). Copy is the id of the move that made this
+	// copy. Aside is the move for which the copy was set aside: nothing uses it. Undone is the last move that was undone.
+	// Incoming is the move for which the volume is being copied to this node, and Complete says that the copy is complete.
+	Copy     order.Generation `json:"copy,omitzero"`
+	Aside    order.Generation `json:"aside,omitzero"`
+	Undone   order.Generation `json:"undone,omitzero"`
+	Incoming order.Generation `json:"incoming,omitzero"`
+	Complete bool             `json:"complete,omitempty"`
+	// Empty says that the complete incoming copy has no files.
+	Empty bool `json:"empty,omitempty"`
+	// Plain is the path of the volume before its copy was set aside.
+	Plain string `json:"plain,omitempty"`
 }
 
 // In returns the name of the volume's namespace.
@@ -86,8 +102,11 @@ func (v *Volume) Kept() bool { return v.Retain || v.ByHand }
 
 // Made reports whether the volume has storage that is not being deleted.
 func (v *Volume) Made() bool {
-	return v.StagePath != "" && v.Phase != Provisioning && v.Phase != Deleting
+	return v.StagePath != "" && v.Phase != Provisioning && v.Phase != Deleting && (v.Phase != Moving || v.Complete)
 }
+
+// Idle reports whether nothing may use this copy: it was set aside for a move, or it has just been copied to this node.
+func (v *Volume) Idle() bool { return !v.Aside.IsZero() || v.Phase == Moving }
 
 // Attachment is the record that one workload uses a volume.
 type Attachment struct {
@@ -178,6 +197,7 @@ type request struct {
 	sizeGB                                           int64
 	readOnly, retain, byHand                         bool
 	form                                             Form
+	copy, undone                                     order.Generation // see Volume
 }
 
 func invalid(format string, args ...any) error {
@@ -196,6 +216,7 @@ func understand(kind driver.Kind, namespace string, i int, s *agentv1.ManagedVol
 		name: strings.TrimSpace(s.GetName()), namespace: namespace, driver: driverOf(s.GetDriver()), pool: s.GetPool(),
 		fs: strings.ToLower(strings.TrimSpace(s.GetFsType())), mountPath: s.GetMountPath(), sizeGB: s.GetSizeGb(),
 		readOnly: s.GetReadOnly(), retain: strings.EqualFold(strings.TrimSpace(s.GetRetainPolicy()), "Retain"), byHand: s.GetByHand(),
+		copy: order.GenerationOf(s.GetCopy()), undone: order.GenerationOf(s.GetUndone()),
 	}
 	if !namePattern.MatchString(r.name) {
 		return r, invalid("%s.name: %.140q must match %s", at, r.name, namePattern)

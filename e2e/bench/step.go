@@ -42,6 +42,14 @@ func (allLive) NextExpiry() int64                              { return 0 }
 func (allLive) DownSince(string) int64                         { return 0 }
 func (allLive) Outstanding(sched.Order) bool                   { return false }
 
+// MoveReport implements sched.Liveness: no volume moves.
+func (allLive) MoveReport(sched.NodeID, string) (sched.MoveReport, bool) {
+	return sched.MoveReport{}, false
+}
+
+// Heard implements sched.Liveness.
+func (allLive) Heard(sched.NodeID) int64 { return 0 }
+
 // step100k brings 100,000 workloads to their desired state. Then, before each planning step, the status of
 // one workload changes. The cost of a step must depend on the changes, not on the size of the state.
 func step100k(ctx context.Context, _ *env) (result, error) {

@@ -10,6 +10,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/bounds"
+	"github.com/persys/compute/order"
 	"github.com/persys/compute/sched"
 )
 
@@ -26,6 +27,7 @@ func Heartbeat(n *fsm.Node, req *controlv1.HeartbeatRequest, at int64) sched.Hea
 		Reports:    make([]sched.Reported, 0, len(req.GetWorkloadStatuses())),
 		Usage:      used(req.GetWorkloadUsage()),
 		Volumes:    heldVolumes(n.ID, req.GetVolumes()),
+		Moves:      moveReports(req.GetMoves()),
 	}
 	for _, st := range req.GetWorkloadStatuses() {
 		hb.Reports = append(hb.Reports, Report(st, n.Facts.Protocol == 0))
@@ -140,6 +142,26 @@ func heldVolumes(node string, r *controlv1.VolumeReport) *commandv1.ReportVolume
 		}
 		out.Volumes = append(out.Volumes, &commandv1.HeldVolume{
 			Name: v.GetName(), Namespace: v.GetNamespace(), Driver: v.GetDriver(), SizeGb: v.GetSizeGb(), Pool: v.GetPool(), Retain: v.GetRetain(), Owner: v.GetOwner(), ByHand: v.GetByHand(),
+			Copy: copyOf(v.GetCopy()), Aside: v.GetAside(),
+		})
+	}
+	return out
+}
+
+// copyOf converts the id of a copy of a volume; nil for a volume that never moved.
+func copyOf(m *controlv1.Generation) *commandv1.Generation {
+	if m == nil {
+		return nil
+	}
+	return fsm.GenerationPB(order.GenerationOf(m))
+}
+
+// moveReports converts the reports of a heartbeat about moves of volumes. There are at most fsm.MaxMoves moves.
+func moveReports(list []*controlv1.MoveReport) (out []sched.MoveReport) {
+	for _, r := range list[:min(len(list), fsm.MaxMoves)] {
+		out = append(out, sched.MoveReport{
+			Workload: r.GetWorkloadId(), Move: order.GenerationOf(r.GetMove()), State: r.GetState(), Message: bounds.Clip(r.GetMessage(), 512),
+			Total: amount(r.GetTotalBytes()), Done: amount(r.GetDoneBytes()), Sent: amount(r.GetSentBytes()),
 		})
 	}
 	return out

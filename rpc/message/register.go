@@ -78,6 +78,7 @@ func registration(v fsm.View, shard, id, endpoint string, req *controlv1.Registe
 		FenceBoundSeconds: caps.GetFenceBoundSeconds(),
 		MetricsPort:       caps.GetMetricsPort(),
 		MemoryFiles:       caps.GetMemoryFiles(),
+		VolumeMoves:       caps.GetVolumeMoves(),
 	}
 	if ts := req.GetTimestamp(); ts != nil {
 		cmd.Timestamp = ts.AsTime().UTC().Format(time.RFC3339)

@@ -2,6 +2,7 @@ package control
 
 import (
 	"errors"
+	"time"
 
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/sched"
@@ -53,6 +54,9 @@ func (t *Term) heartbeat(in Heartbeat) {
 	}
 	t.heartbeatDiff(node, &in.Beat)
 	t.volumesDiff(&in.Beat)
+	if len(in.Beat.Moves) > 0 {
+		t.signal() // a move may go on
+	}
 	t.grant(in.Call, node)
 }
 
@@ -111,6 +115,9 @@ func (t *Term) reply(call Call, node *fsm.Node, extended bool) {
 		return
 	}
 	interval, duration := t.cfg.leaseTerms(n.protocol, t.live.nodes.Len())
+	if takesPart(t.view, node.ID) {
+		interval = min(interval, moveInterval)
+	}
 	if !extended {
 		duration = 0
 	}
@@ -122,4 +129,17 @@ func (t *Term) reply(call Call, node *fsm.Node, extended bool) {
 		SendFull:  !n.full,
 		Epoch:     t.epoch,
 	}})
+}
+
+// moveInterval is the time between heartbeats of a node that takes part in a move of volumes: the workload is stopped
+// for some of these heartbeats.
+const moveInterval = time.Second
+
+// takesPart reports whether a node takes part in a move of volumes that waits for reports of its nodes.
+func takesPart(v fsm.View, node string) (takes bool) {
+	v.Moves(func(m *fsm.Move) bool {
+		takes = (m.From == node || m.To == node) && m.Open()
+		return !takes
+	})
+	return takes
 }

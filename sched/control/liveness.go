@@ -25,6 +25,7 @@ type node struct {
 	expiring bool   // the planner is declaring the node lost; its lease must not be extended meanwhile
 
 	usage     sched.NodeUsage
+	moves     []sched.MoveReport             // what the node last reported about moves of volumes
 	pools     map[string]int64               // GB in use in each storage pool, by name; the map is never changed
 	workloads map[string]sched.WorkloadUsage // last reported use by workload; a complete list of the node replaces the map
 
@@ -193,6 +194,7 @@ func (l *liveness) hear(hb *sched.Heartbeat, mono int64) bool {
 	n.sequence = hb.Sequence
 	n.full = n.full || hb.Full
 	n.usage = hb.Used
+	n.moves = hb.Moves
 	if hb.PoolsUsed != nil {
 		n.pools = hb.PoolsUsed
 	}
@@ -261,6 +263,13 @@ type snapshot struct {
 	offset            int64 // planner's clock minus wall clock, in nanoseconds
 	downAt            *btree.Map[string, int64]
 	outstanding       *btree.BTreeG[latestOrder]
+	moves             map[string]moving // nodes that take part in moves of volumes
+}
+
+// moving is what a node last said about moves of volumes.
+type moving struct {
+	reports []sched.MoveReport // never changed
+	heard   int64              // time of its last heartbeat; 0 = none
 }
 
 type heardNode struct {
@@ -331,6 +340,37 @@ func (s snapshot) onPlannersClock(at int64) int64 {
 		return 0
 	}
 	return at + s.offset
+}
+
+// MoveReport returns what a node had last reported about the move of a workload's volumes.
+func (s snapshot) MoveReport(node, workload string) (sched.MoveReport, bool) {
+	return moveReport(s.moves[node].reports, workload)
+}
+
+// Heard returns when a node that takes part in a move of volumes had sent its last heartbeat, on the planner's clock.
+func (s snapshot) Heard(node string) int64 { return s.onPlannersClock(s.moves[node].heard) }
+
+func moveReport(list []sched.MoveReport, workload string) (sched.MoveReport, bool) {
+	for _, r := range list {
+		if r.Workload == workload {
+			return r, true
+		}
+	}
+	return sched.MoveReport{}, false
+}
+
+// movesOf returns what the nodes that take part in moves of volumes last said.
+func (l *liveness) movesOf(v fsm.View) map[string]moving {
+	out := map[string]moving{}
+	v.Moves(func(m *fsm.Move) bool {
+		for _, id := range []string{m.From, m.To} {
+			if n, ok := l.nodes.Get(id); ok {
+				out[id] = moving{n.moves, n.heard}
+			}
+		}
+		return true
+	})
+	return out
 }
 
 // Outstanding reports whether the dispatcher had this order, or a newer one for the same workload, when the

@@ -57,6 +57,7 @@ func (t *Term) startPlan() {
 	live := t.live.snapshot(t.now.Wall, max(0, t.cfg.Tuning.UnavailableGrace))
 	live.offset = t.offset.at(t.now)
 	live.outstanding = t.orders.outstanding.Copy()
+	live.moves = t.live.movesOf(p.view)
 	t.emit(Plan{
 		World: sched.World{
 			State: p.view, Changes: changes, Live: live, Now: t.planned(), Epoch: t.epoch, Tuning: t.cfg.Tuning,

@@ -205,6 +205,14 @@ func (t *Term) PoolsUsed(node string) map[string]int64 {
 	return nil
 }
 
+// MoveReport returns what a node last reported about the move of a workload's volumes.
+func (t *Term) MoveReport(node, workload string) (sched.MoveReport, bool) {
+	if n, ok := t.live.nodes.Get(node); ok {
+		return moveReport(n.moves, workload)
+	}
+	return sched.MoveReport{}, false
+}
+
 // WorkloadUsage returns the resource usage that a node last reported for one of its workloads.
 func (t *Term) WorkloadUsage(node, workload string) (sched.WorkloadUsage, bool) {
 	if n, ok := t.live.nodes.Get(node); ok {

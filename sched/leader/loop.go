@@ -215,6 +215,13 @@ func (l *Loop) PoolsUsedOf(node string) (pools map[string]int64) {
 	return pools
 }
 
+// MoveReportOf returns what a node last reported about the move of a workload's volumes; ok is false if this replica does
+// not lead, or if there is no report.
+func (l *Loop) MoveReportOf(node, workload string) (r sched.MoveReport, ok bool) {
+	l.look(func(t *control.Term) { r, ok = t.MoveReport(node, workload) })
+	return r, ok
+}
+
 // WorkloadUsageOf returns the resource usage that a node last reported for one of its workloads.
 func (l *Loop) WorkloadUsageOf(node, workload string) (u sched.WorkloadUsage, ok bool) {
 	l.look(func(t *control.Term) { u, ok = t.WorkloadUsage(node, workload) })

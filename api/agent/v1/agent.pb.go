@@ -4859,7 +4859,12 @@ type ManagedVolumeSpec struct {
 	Pool string `protobuf:"bytes,1000,opt,name=pool,proto3" json:"pool,omitempty"`
 	// Set if a user created the volume, not a workload. It is then kept until a user deletes it, even if
 	// retain_policy is Delete.
-	ByHand        bool `protobuf:"varint,1001,opt,name=by_hand,json=byHand,proto3" json:"by_hand,omitempty"`
+	ByHand bool `protobuf:"varint,1001,opt,name=by_hand,json=byHand,proto3" json:"by_hand,omitempty"`
+	// Id of the copy in use: of the move that made it; absent if the volume never moved. The agent refuses to
+	// use another copy.
+	Copy *Generation `protobuf:"bytes,1590,opt,name=copy,proto3" json:"copy,omitempty"`
+	// Id of the last move that was undone. An agent that set its copy aside for this move uses the copy again.
+	Undone        *Generation `protobuf:"bytes,1591,opt,name=undone,proto3" json:"undone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4962,6 +4967,20 @@ func (x *ManagedVolumeSpec) GetByHand() bool {
 		return x.ByHand
 	}
 	return false
+}
+
+func (x *ManagedVolumeSpec) GetCopy() *Generation {
+	if x != nil {
+		return x.Copy
+	}
+	return nil
+}
+
+func (x *ManagedVolumeSpec) GetUndone() *Generation {
+	if x != nil {
+		return x.Undone
+	}
+	return nil
 }
 
 // VolumeMount is a bind mount.
@@ -7066,6 +7085,536 @@ func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
 	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{77}
 }
 
+// VolumeReadRequest is a message from the target node of a volume copy to the source node, which has the
+// volume. The first message opens the copy. Each later message asks for a part of one file.
+type VolumeReadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Open          *VolumeReadOpen        `protobuf:"bytes,1,opt,name=open,proto3" json:"open,omitempty"`
+	Part          *VolumeReadPart        `protobuf:"bytes,2,opt,name=part,proto3" json:"part,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeReadRequest) Reset() {
+	*x = VolumeReadRequest{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeReadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeReadRequest) ProtoMessage() {}
+
+func (x *VolumeReadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeReadRequest.ProtoReflect.Descriptor instead.
+func (*VolumeReadRequest) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *VolumeReadRequest) GetOpen() *VolumeReadOpen {
+	if x != nil {
+		return x.Open
+	}
+	return nil
+}
+
+func (x *VolumeReadRequest) GetPart() *VolumeReadPart {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+type VolumeReadOpen struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Key with which both nodes compute the block hashes of this copy, 32 bytes.
+	Key []byte `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// Maximum rate at which the source sends file content, in bytes per second; 0 = no limit.
+	BytesPerSecond int64 `protobuf:"varint,2,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	// The move for which the copy is made, and the workload and the volume.
+	Move       *Generation `protobuf:"bytes,3,opt,name=move,proto3" json:"move,omitempty"`
+	WorkloadId string      `protobuf:"bytes,4,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	Volume     string      `protobuf:"bytes,5,opt,name=volume,proto3" json:"volume,omitempty"`
+	// The workload is stopped: the source sets its copy aside for the move, so that nothing changes it any more.
+	Final         bool `protobuf:"varint,6,opt,name=final,proto3" json:"final,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeReadOpen) Reset() {
+	*x = VolumeReadOpen{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeReadOpen) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeReadOpen) ProtoMessage() {}
+
+func (x *VolumeReadOpen) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeReadOpen.ProtoReflect.Descriptor instead.
+func (*VolumeReadOpen) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *VolumeReadOpen) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *VolumeReadOpen) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *VolumeReadOpen) GetMove() *Generation {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+func (x *VolumeReadOpen) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *VolumeReadOpen) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *VolumeReadOpen) GetFinal() bool {
+	if x != nil {
+		return x.Final
+	}
+	return false
+}
+
+// VolumeReadPart asks for the blocks of a part of a file that the target does not have yet.
+type VolumeReadPart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the file in the source's list, from 0.
+	Entry int64 `protobuf:"varint,1,opt,name=entry,proto3" json:"entry,omitempty"`
+	// Start of the part, a multiple of the block size.
+	Offset int64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	// Hashes of the blocks that the target has in this part of the file, in order, 32 bytes each. The last
+	// block may be shorter than the block size.
+	Hashes        []byte `protobuf:"bytes,3,opt,name=hashes,proto3" json:"hashes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeReadPart) Reset() {
+	*x = VolumeReadPart{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeReadPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeReadPart) ProtoMessage() {}
+
+func (x *VolumeReadPart) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeReadPart.ProtoReflect.Descriptor instead.
+func (*VolumeReadPart) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *VolumeReadPart) GetEntry() int64 {
+	if x != nil {
+		return x.Entry
+	}
+	return 0
+}
+
+func (x *VolumeReadPart) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *VolumeReadPart) GetHashes() []byte {
+	if x != nil {
+		return x.Hashes
+	}
+	return nil
+}
+
+// VolumeReadResponse is a message from the source node of a volume copy: first the list of files, then, for
+// each request, the blocks of its part that the target lacks. A message without content says that the source
+// is still making its list.
+type VolumeReadResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Entries []*VolumeEntry         `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	// The list is complete.
+	Listed bool         `protobuf:"varint,2,opt,name=listed,proto3" json:"listed,omitempty"`
+	Block  *VolumeBlock `protobuf:"bytes,3,opt,name=block,proto3" json:"block,omitempty"`
+	// End of the answer to one part.
+	End           *VolumePartEnd `protobuf:"bytes,4,opt,name=end,proto3" json:"end,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeReadResponse) Reset() {
+	*x = VolumeReadResponse{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeReadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeReadResponse) ProtoMessage() {}
+
+func (x *VolumeReadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeReadResponse.ProtoReflect.Descriptor instead.
+func (*VolumeReadResponse) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *VolumeReadResponse) GetEntries() []*VolumeEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *VolumeReadResponse) GetListed() bool {
+	if x != nil {
+		return x.Listed
+	}
+	return false
+}
+
+func (x *VolumeReadResponse) GetBlock() *VolumeBlock {
+	if x != nil {
+		return x.Block
+	}
+	return nil
+}
+
+func (x *VolumeReadResponse) GetEnd() *VolumePartEnd {
+	if x != nil {
+		return x.End
+	}
+	return nil
+}
+
+// VolumeEntry is one file, folder or link of a volume.
+type VolumeEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Path below the volume's folder, "." for the folder itself. Names need not be UTF-8.
+	Path []byte `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// Type and permissions as in st_mode of Linux.
+	Mode uint32 `protobuf:"varint,2,opt,name=mode,proto3" json:"mode,omitempty"`
+	Uid  uint32 `protobuf:"varint,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	Gid  uint32 `protobuf:"varint,4,opt,name=gid,proto3" json:"gid,omitempty"`
+	// Size of a regular file in bytes.
+	Size int64 `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
+	// Time of the last change of the content, Unix nanoseconds.
+	Modified int64 `protobuf:"varint,6,opt,name=modified,proto3" json:"modified,omitempty"`
+	// Target of a symbolic link.
+	Target []byte `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`
+	// Path of an earlier entry in the list, if this entry is a hard link to the same file.
+	Same       []byte            `protobuf:"bytes,8,opt,name=same,proto3" json:"same,omitempty"`
+	Attributes map[string][]byte `protobuf:"bytes,9,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Bytes that the file occupies on the source's disk.
+	Allocated     int64 `protobuf:"varint,10,opt,name=allocated,proto3" json:"allocated,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeEntry) Reset() {
+	*x = VolumeEntry{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeEntry) ProtoMessage() {}
+
+func (x *VolumeEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeEntry.ProtoReflect.Descriptor instead.
+func (*VolumeEntry) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *VolumeEntry) GetPath() []byte {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *VolumeEntry) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *VolumeEntry) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *VolumeEntry) GetGid() uint32 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *VolumeEntry) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *VolumeEntry) GetModified() int64 {
+	if x != nil {
+		return x.Modified
+	}
+	return 0
+}
+
+func (x *VolumeEntry) GetTarget() []byte {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *VolumeEntry) GetSame() []byte {
+	if x != nil {
+		return x.Same
+	}
+	return nil
+}
+
+func (x *VolumeEntry) GetAttributes() map[string][]byte {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *VolumeEntry) GetAllocated() int64 {
+	if x != nil {
+		return x.Allocated
+	}
+	return 0
+}
+
+type VolumeBlock struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Offset int64                  `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"`
+	Data   []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	// Hash of the data.
+	Hash []byte `protobuf:"bytes,3,opt,name=hash,proto3" json:"hash,omitempty"`
+	// Length in bytes of a block that contains only zeros; such a block is sent without data.
+	Zeros         int64 `protobuf:"varint,4,opt,name=zeros,proto3" json:"zeros,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeBlock) Reset() {
+	*x = VolumeBlock{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeBlock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeBlock) ProtoMessage() {}
+
+func (x *VolumeBlock) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeBlock.ProtoReflect.Descriptor instead.
+func (*VolumeBlock) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *VolumeBlock) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *VolumeBlock) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *VolumeBlock) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
+}
+
+func (x *VolumeBlock) GetZeros() int64 {
+	if x != nil {
+		return x.Zeros
+	}
+	return 0
+}
+
+type VolumePartEnd struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Set if the file has changed or disappeared since the source listed it. The target copies it in a later
+	// pass.
+	Changed bool `protobuf:"varint,1,opt,name=changed,proto3" json:"changed,omitempty"`
+	// Set if the file's last change is so recent that another change could get the same modification time. The
+	// target then cannot tell by this time whether the file changes again.
+	Recent        bool `protobuf:"varint,2,opt,name=recent,proto3" json:"recent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumePartEnd) Reset() {
+	*x = VolumePartEnd{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumePartEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumePartEnd) ProtoMessage() {}
+
+func (x *VolumePartEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumePartEnd.ProtoReflect.Descriptor instead.
+func (*VolumePartEnd) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *VolumePartEnd) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
+func (x *VolumePartEnd) GetRecent() bool {
+	if x != nil {
+		return x.Recent
+	}
+	return false
+}
+
 var File_api_agent_v1_agent_proto protoreflect.FileDescriptor
 
 const file_api_agent_v1_agent_proto_rawDesc = "" +
@@ -7560,7 +8109,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\tmeta_data\x18\x02 \x01(\tR\bmetaData\x12%\n" +
 	"\x0enetwork_config\x18\x03 \x01(\tR\rnetworkConfig\x12\x1f\n" +
 	"\vvendor_data\x18\x04 \x01(\tR\n" +
-	"vendorData\"\xa2\x02\n" +
+	"vendorData\"\x8a\x03\n" +
 	"\x11ManagedVolumeSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x17\n" +
@@ -7573,7 +8122,9 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\tread_only\x18\a \x01(\bR\breadOnly\x12#\n" +
 	"\rretain_policy\x18\b \x01(\tR\fretainPolicy\x12\x13\n" +
 	"\x04pool\x18\xe8\a \x01(\tR\x04pool\x12\x18\n" +
-	"\aby_hand\x18\xe9\a \x01(\bR\x06byHand\"n\n" +
+	"\aby_hand\x18\xe9\a \x01(\bR\x06byHand\x120\n" +
+	"\x04copy\x18\xb6\f \x01(\v2\x1b.persys.agent.v1.GenerationR\x04copy\x124\n" +
+	"\x06undone\x18\xb7\f \x01(\v2\x1b.persys.agent.v1.GenerationR\x06undone\"n\n" +
 	"\vVolumeMount\x12\x1b\n" +
 	"\thost_path\x18\x01 \x01(\tR\bhostPath\x12%\n" +
 	"\x0econtainer_path\x18\x02 \x01(\tR\rcontainerPath\x12\x1b\n" +
@@ -7760,7 +8311,52 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x0e\n" +
 	"\x02id\x18\x03 \x01(\tR\x02id\x12\x0e\n" +
 	"\x02by\x18\x04 \x01(\tR\x02by\"\x16\n" +
-	"\x14DeleteVolumeResponse*{\n" +
+	"\x14DeleteVolumeResponse\"}\n" +
+	"\x11VolumeReadRequest\x123\n" +
+	"\x04open\x18\x01 \x01(\v2\x1f.persys.agent.v1.VolumeReadOpenR\x04open\x123\n" +
+	"\x04part\x18\x02 \x01(\v2\x1f.persys.agent.v1.VolumeReadPartR\x04part\"\xcc\x01\n" +
+	"\x0eVolumeReadOpen\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\fR\x03key\x12(\n" +
+	"\x10bytes_per_second\x18\x02 \x01(\x03R\x0ebytesPerSecond\x12/\n" +
+	"\x04move\x18\x03 \x01(\v2\x1b.persys.agent.v1.GenerationR\x04move\x12\x1f\n" +
+	"\vworkload_id\x18\x04 \x01(\tR\n" +
+	"workloadId\x12\x16\n" +
+	"\x06volume\x18\x05 \x01(\tR\x06volume\x12\x14\n" +
+	"\x05final\x18\x06 \x01(\bR\x05final\"V\n" +
+	"\x0eVolumeReadPart\x12\x14\n" +
+	"\x05entry\x18\x01 \x01(\x03R\x05entry\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x16\n" +
+	"\x06hashes\x18\x03 \x01(\fR\x06hashes\"\xca\x01\n" +
+	"\x12VolumeReadResponse\x126\n" +
+	"\aentries\x18\x01 \x03(\v2\x1c.persys.agent.v1.VolumeEntryR\aentries\x12\x16\n" +
+	"\x06listed\x18\x02 \x01(\bR\x06listed\x122\n" +
+	"\x05block\x18\x03 \x01(\v2\x1c.persys.agent.v1.VolumeBlockR\x05block\x120\n" +
+	"\x03end\x18\x04 \x01(\v2\x1e.persys.agent.v1.VolumePartEndR\x03end\"\xe0\x02\n" +
+	"\vVolumeEntry\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\fR\x04path\x12\x12\n" +
+	"\x04mode\x18\x02 \x01(\rR\x04mode\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\rR\x03uid\x12\x10\n" +
+	"\x03gid\x18\x04 \x01(\rR\x03gid\x12\x12\n" +
+	"\x04size\x18\x05 \x01(\x03R\x04size\x12\x1a\n" +
+	"\bmodified\x18\x06 \x01(\x03R\bmodified\x12\x16\n" +
+	"\x06target\x18\a \x01(\fR\x06target\x12\x12\n" +
+	"\x04same\x18\b \x01(\fR\x04same\x12L\n" +
+	"\n" +
+	"attributes\x18\t \x03(\v2,.persys.agent.v1.VolumeEntry.AttributesEntryR\n" +
+	"attributes\x12\x1c\n" +
+	"\tallocated\x18\n" +
+	" \x01(\x03R\tallocated\x1a=\n" +
+	"\x0fAttributesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"c\n" +
+	"\vVolumeBlock\x12\x16\n" +
+	"\x06offset\x18\x01 \x01(\x03R\x06offset\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
+	"\x04hash\x18\x03 \x01(\fR\x04hash\x12\x14\n" +
+	"\x05zeros\x18\x04 \x01(\x03R\x05zeros\"A\n" +
+	"\rVolumePartEnd\x12\x18\n" +
+	"\achanged\x18\x01 \x01(\bR\achanged\x12\x16\n" +
+	"\x06recent\x18\x02 \x01(\bR\x06recent*{\n" +
 	"\fWorkloadType\x12\x1d\n" +
 	"\x19WORKLOAD_TYPE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17WORKLOAD_TYPE_CONTAINER\x10\x01\x12\x19\n" +
@@ -7776,7 +8372,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x14ACTUAL_STATE_RUNNING\x10\x02\x12\x18\n" +
 	"\x14ACTUAL_STATE_STOPPED\x10\x03\x12\x17\n" +
 	"\x13ACTUAL_STATE_FAILED\x10\x04\x12\x18\n" +
-	"\x14ACTUAL_STATE_UNKNOWN\x10\x052\x8e\n" +
+	"\x14ACTUAL_STATE_UNKNOWN\x10\x052\xe9\n" +
 	"\n" +
 	"\fAgentService\x12^\n" +
 	"\rApplyWorkload\x12%.persys.agent.v1.ApplyWorkloadRequest\x1a&.persys.agent.v1.ApplyWorkloadResponse\x12a\n" +
@@ -7789,7 +8385,9 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x04Exec\x12\x1c.persys.agent.v1.ExecRequest\x1a\x1d.persys.agent.v1.ExecResponse(\x010\x01\x12a\n" +
 	"\x0eCollectGarbage\x12&.persys.agent.v1.CollectGarbageRequest\x1a'.persys.agent.v1.CollectGarbageResponse\x12X\n" +
 	"\vListVolumes\x12#.persys.agent.v1.ListVolumesRequest\x1a$.persys.agent.v1.ListVolumesResponse\x12[\n" +
-	"\fDeleteVolume\x12$.persys.agent.v1.DeleteVolumeRequest\x1a%.persys.agent.v1.DeleteVolumeResponse\x12R\n" +
+	"\fDeleteVolume\x12$.persys.agent.v1.DeleteVolumeRequest\x1a%.persys.agent.v1.DeleteVolumeResponse\x12Y\n" +
+	"\n" +
+	"ReadVolume\x12\".persys.agent.v1.VolumeReadRequest\x1a#.persys.agent.v1.VolumeReadResponse(\x010\x01\x12R\n" +
 	"\tListUsage\x12!.persys.agent.v1.ListUsageRequest\x1a\".persys.agent.v1.ListUsageResponse\x12[\n" +
 	"\fProbeNetwork\x12$.persys.agent.v1.ProbeNetworkRequest\x1a%.persys.agent.v1.ProbeNetworkResponse\x12d\n" +
 	"\x0fTraceConnection\x12'.persys.agent.v1.TraceConnectionRequest\x1a(.persys.agent.v1.TraceConnectionResponseB0Z.github.com/persys/compute/api/agent/v1;agentv1b\x06proto3"
@@ -7807,7 +8405,7 @@ func file_api_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_api_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 93)
+var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 101)
 var file_api_agent_v1_agent_proto_goTypes = []any{
 	(WorkloadType)(0),                 // 0: persys.agent.v1.WorkloadType
 	(DesiredState)(0),                 // 1: persys.agent.v1.DesiredState
@@ -7890,22 +8488,30 @@ var file_api_agent_v1_agent_proto_goTypes = []any{
 	(*VolumeInfo)(nil),                // 78: persys.agent.v1.VolumeInfo
 	(*DeleteVolumeRequest)(nil),       // 79: persys.agent.v1.DeleteVolumeRequest
 	(*DeleteVolumeResponse)(nil),      // 80: persys.agent.v1.DeleteVolumeResponse
-	nil,                               // 81: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
-	nil,                               // 82: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
-	nil,                               // 83: persys.agent.v1.ContainerSpec.CountedDevicesEntry
-	nil,                               // 84: persys.agent.v1.ContainerSpec.EnvEntry
-	nil,                               // 85: persys.agent.v1.ContainerSpec.LabelsEntry
-	nil,                               // 86: persys.agent.v1.ContainerSpec.UlimitsEntry
-	nil,                               // 87: persys.agent.v1.ContainerSpec.SysctlsEntry
-	nil,                               // 88: persys.agent.v1.ContainerSpec.AnnotationsEntry
-	nil,                               // 89: persys.agent.v1.Hook.EnvironmentEntry
-	nil,                               // 90: persys.agent.v1.DeviceRequest.OptionsEntry
-	nil,                               // 91: persys.agent.v1.Logging.OptionsEntry
-	nil,                               // 92: persys.agent.v1.ComposeSpec.EnvEntry
-	nil,                               // 93: persys.agent.v1.VMSpec.MetadataEntry
-	nil,                               // 94: persys.agent.v1.WorkloadStatus.MetadataEntry
-	nil,                               // 95: persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	(*durationpb.Duration)(nil),       // 96: google.protobuf.Duration
+	(*VolumeReadRequest)(nil),         // 81: persys.agent.v1.VolumeReadRequest
+	(*VolumeReadOpen)(nil),            // 82: persys.agent.v1.VolumeReadOpen
+	(*VolumeReadPart)(nil),            // 83: persys.agent.v1.VolumeReadPart
+	(*VolumeReadResponse)(nil),        // 84: persys.agent.v1.VolumeReadResponse
+	(*VolumeEntry)(nil),               // 85: persys.agent.v1.VolumeEntry
+	(*VolumeBlock)(nil),               // 86: persys.agent.v1.VolumeBlock
+	(*VolumePartEnd)(nil),             // 87: persys.agent.v1.VolumePartEnd
+	nil,                               // 88: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
+	nil,                               // 89: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	nil,                               // 90: persys.agent.v1.ContainerSpec.CountedDevicesEntry
+	nil,                               // 91: persys.agent.v1.ContainerSpec.EnvEntry
+	nil,                               // 92: persys.agent.v1.ContainerSpec.LabelsEntry
+	nil,                               // 93: persys.agent.v1.ContainerSpec.UlimitsEntry
+	nil,                               // 94: persys.agent.v1.ContainerSpec.SysctlsEntry
+	nil,                               // 95: persys.agent.v1.ContainerSpec.AnnotationsEntry
+	nil,                               // 96: persys.agent.v1.Hook.EnvironmentEntry
+	nil,                               // 97: persys.agent.v1.DeviceRequest.OptionsEntry
+	nil,                               // 98: persys.agent.v1.Logging.OptionsEntry
+	nil,                               // 99: persys.agent.v1.ComposeSpec.EnvEntry
+	nil,                               // 100: persys.agent.v1.VMSpec.MetadataEntry
+	nil,                               // 101: persys.agent.v1.WorkloadStatus.MetadataEntry
+	nil,                               // 102: persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	nil,                               // 103: persys.agent.v1.VolumeEntry.AttributesEntry
+	(*durationpb.Duration)(nil),       // 104: google.protobuf.Duration
 }
 var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	5,   // 0: persys.agent.v1.TraceConnectionResponse.addresses:type_name -> persys.agent.v1.TracedAddress
@@ -7918,7 +8524,7 @@ var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	36,  // 7: persys.agent.v1.ApplyWorkloadRequest.spec:type_name -> persys.agent.v1.WorkloadSpec
 	63,  // 8: persys.agent.v1.ApplyWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
 	64,  // 9: persys.agent.v1.ApplyWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
-	81,  // 10: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
+	88,  // 10: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
 	14,  // 11: persys.agent.v1.ApplyWorkloadRequest.networks:type_name -> persys.agent.v1.NetworkView
 	63,  // 12: persys.agent.v1.NetworkView.epoch:type_name -> persys.agent.v1.Epoch
 	20,  // 13: persys.agent.v1.NetworkView.peers:type_name -> persys.agent.v1.NetworkPeer
@@ -7939,108 +8545,119 @@ var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	0,   // 28: persys.agent.v1.ListWorkloadsRequest.type:type_name -> persys.agent.v1.WorkloadType
 	63,  // 29: persys.agent.v1.ListWorkloadsRequest.epoch:type_name -> persys.agent.v1.Epoch
 	61,  // 30: persys.agent.v1.ListWorkloadsResponse.workloads:type_name -> persys.agent.v1.WorkloadStatus
-	82,  // 31: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	89,  // 31: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
 	34,  // 32: persys.agent.v1.ListActionsResponse.actions:type_name -> persys.agent.v1.AgentAction
 	39,  // 33: persys.agent.v1.WorkloadSpec.container:type_name -> persys.agent.v1.ContainerSpec
 	50,  // 34: persys.agent.v1.WorkloadSpec.compose:type_name -> persys.agent.v1.ComposeSpec
 	51,  // 35: persys.agent.v1.WorkloadSpec.vm:type_name -> persys.agent.v1.VMSpec
 	38,  // 36: persys.agent.v1.WorkloadSpec.health_check:type_name -> persys.agent.v1.HealthCheck
-	83,  // 37: persys.agent.v1.ContainerSpec.counted_devices:type_name -> persys.agent.v1.ContainerSpec.CountedDevicesEntry
-	84,  // 38: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
+	90,  // 37: persys.agent.v1.ContainerSpec.counted_devices:type_name -> persys.agent.v1.ContainerSpec.CountedDevicesEntry
+	91,  // 38: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
 	55,  // 39: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
 	56,  // 40: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
 	57,  // 41: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
 	58,  // 42: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
-	85,  // 43: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
+	92,  // 43: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
 	54,  // 44: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	86,  // 45: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
-	87,  // 46: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
+	93,  // 45: persys.agent.v1.ContainerSpec.ulimits:type_name -> persys.agent.v1.ContainerSpec.UlimitsEntry
+	94,  // 46: persys.agent.v1.ContainerSpec.sysctls:type_name -> persys.agent.v1.ContainerSpec.SysctlsEntry
 	46,  // 47: persys.agent.v1.ContainerSpec.devices:type_name -> persys.agent.v1.Device
 	47,  // 48: persys.agent.v1.ContainerSpec.gpus:type_name -> persys.agent.v1.DeviceRequest
 	48,  // 49: persys.agent.v1.ContainerSpec.logging:type_name -> persys.agent.v1.Logging
-	88,  // 50: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
+	95,  // 50: persys.agent.v1.ContainerSpec.annotations:type_name -> persys.agent.v1.ContainerSpec.AnnotationsEntry
 	49,  // 51: persys.agent.v1.ContainerSpec.healthcheck:type_name -> persys.agent.v1.EngineHealthCheck
 	41,  // 52: persys.agent.v1.ContainerSpec.blkio_config:type_name -> persys.agent.v1.BlkioConfig
 	40,  // 53: persys.agent.v1.ContainerSpec.post_start:type_name -> persys.agent.v1.Hook
 	40,  // 54: persys.agent.v1.ContainerSpec.pre_stop:type_name -> persys.agent.v1.Hook
 	23,  // 55: persys.agent.v1.ContainerSpec.networks:type_name -> persys.agent.v1.NetworkAttachment
 	44,  // 56: persys.agent.v1.ContainerSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
-	89,  // 57: persys.agent.v1.Hook.environment:type_name -> persys.agent.v1.Hook.EnvironmentEntry
+	96,  // 57: persys.agent.v1.Hook.environment:type_name -> persys.agent.v1.Hook.EnvironmentEntry
 	42,  // 58: persys.agent.v1.BlkioConfig.weight_device:type_name -> persys.agent.v1.WeightDevice
 	43,  // 59: persys.agent.v1.BlkioConfig.device_read_bps:type_name -> persys.agent.v1.ThrottleDevice
 	43,  // 60: persys.agent.v1.BlkioConfig.device_read_iops:type_name -> persys.agent.v1.ThrottleDevice
 	43,  // 61: persys.agent.v1.BlkioConfig.device_write_bps:type_name -> persys.agent.v1.ThrottleDevice
 	43,  // 62: persys.agent.v1.BlkioConfig.device_write_iops:type_name -> persys.agent.v1.ThrottleDevice
-	90,  // 63: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
-	91,  // 64: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
-	96,  // 65: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	96,  // 66: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	96,  // 67: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	96,  // 68: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	92,  // 69: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
+	97,  // 63: persys.agent.v1.DeviceRequest.options:type_name -> persys.agent.v1.DeviceRequest.OptionsEntry
+	98,  // 64: persys.agent.v1.Logging.options:type_name -> persys.agent.v1.Logging.OptionsEntry
+	104, // 65: persys.agent.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	104, // 66: persys.agent.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	104, // 67: persys.agent.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	104, // 68: persys.agent.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	99,  // 69: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
 	54,  // 70: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
 	44,  // 71: persys.agent.v1.ComposeSpec.memory_files:type_name -> persys.agent.v1.MemoryFile
 	59,  // 72: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
 	60,  // 73: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
-	93,  // 74: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
+	100, // 74: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
 	53,  // 75: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
 	54,  // 76: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
 	52,  // 77: persys.agent.v1.VMSpec.login:type_name -> persys.agent.v1.VMLogin
-	0,   // 78: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
-	1,   // 79: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
-	2,   // 80: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
-	94,  // 81: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
-	62,  // 82: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
-	64,  // 83: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
-	56,  // 84: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
-	37,  // 85: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
-	0,   // 86: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
-	68,  // 87: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
-	69,  // 88: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
-	69,  // 89: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
-	71,  // 90: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
-	66,  // 91: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
-	72,  // 92: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
-	63,  // 93: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
-	75,  // 94: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
-	63,  // 95: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
-	78,  // 96: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
-	95,  // 97: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
-	63,  // 98: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
-	45,  // 99: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
-	13,  // 100: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
-	25,  // 101: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
-	27,  // 102: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
-	29,  // 103: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
-	31,  // 104: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
-	33,  // 105: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
-	65,  // 106: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
-	67,  // 107: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
-	73,  // 108: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
-	76,  // 109: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
-	79,  // 110: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
-	10,  // 111: persys.agent.v1.AgentService.ListUsage:input_type -> persys.agent.v1.ListUsageRequest
-	7,   // 112: persys.agent.v1.AgentService.ProbeNetwork:input_type -> persys.agent.v1.ProbeNetworkRequest
-	3,   // 113: persys.agent.v1.AgentService.TraceConnection:input_type -> persys.agent.v1.TraceConnectionRequest
-	24,  // 114: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
-	26,  // 115: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
-	28,  // 116: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
-	30,  // 117: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
-	32,  // 118: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
-	35,  // 119: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
-	66,  // 120: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
-	70,  // 121: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
-	74,  // 122: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
-	77,  // 123: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
-	80,  // 124: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
-	11,  // 125: persys.agent.v1.AgentService.ListUsage:output_type -> persys.agent.v1.ListUsageResponse
-	8,   // 126: persys.agent.v1.AgentService.ProbeNetwork:output_type -> persys.agent.v1.ProbeNetworkResponse
-	4,   // 127: persys.agent.v1.AgentService.TraceConnection:output_type -> persys.agent.v1.TraceConnectionResponse
-	114, // [114:128] is the sub-list for method output_type
-	100, // [100:114] is the sub-list for method input_type
-	100, // [100:100] is the sub-list for extension type_name
-	100, // [100:100] is the sub-list for extension extendee
-	0,   // [0:100] is the sub-list for field type_name
+	64,  // 78: persys.agent.v1.ManagedVolumeSpec.copy:type_name -> persys.agent.v1.Generation
+	64,  // 79: persys.agent.v1.ManagedVolumeSpec.undone:type_name -> persys.agent.v1.Generation
+	0,   // 80: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
+	1,   // 81: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
+	2,   // 82: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
+	101, // 83: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
+	62,  // 84: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
+	64,  // 85: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
+	56,  // 86: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
+	37,  // 87: persys.agent.v1.WorkloadStatus.exit:type_name -> persys.agent.v1.Exit
+	0,   // 88: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
+	68,  // 89: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
+	69,  // 90: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
+	69,  // 91: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
+	71,  // 92: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
+	66,  // 93: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
+	72,  // 94: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
+	63,  // 95: persys.agent.v1.CollectGarbageRequest.epoch:type_name -> persys.agent.v1.Epoch
+	75,  // 96: persys.agent.v1.CollectGarbageResponse.items:type_name -> persys.agent.v1.Garbage
+	63,  // 97: persys.agent.v1.ListVolumesRequest.epoch:type_name -> persys.agent.v1.Epoch
+	78,  // 98: persys.agent.v1.ListVolumesResponse.volumes:type_name -> persys.agent.v1.VolumeInfo
+	102, // 99: persys.agent.v1.ListVolumesResponse.missing_drivers:type_name -> persys.agent.v1.ListVolumesResponse.MissingDriversEntry
+	63,  // 100: persys.agent.v1.DeleteVolumeRequest.epoch:type_name -> persys.agent.v1.Epoch
+	82,  // 101: persys.agent.v1.VolumeReadRequest.open:type_name -> persys.agent.v1.VolumeReadOpen
+	83,  // 102: persys.agent.v1.VolumeReadRequest.part:type_name -> persys.agent.v1.VolumeReadPart
+	64,  // 103: persys.agent.v1.VolumeReadOpen.move:type_name -> persys.agent.v1.Generation
+	85,  // 104: persys.agent.v1.VolumeReadResponse.entries:type_name -> persys.agent.v1.VolumeEntry
+	86,  // 105: persys.agent.v1.VolumeReadResponse.block:type_name -> persys.agent.v1.VolumeBlock
+	87,  // 106: persys.agent.v1.VolumeReadResponse.end:type_name -> persys.agent.v1.VolumePartEnd
+	103, // 107: persys.agent.v1.VolumeEntry.attributes:type_name -> persys.agent.v1.VolumeEntry.AttributesEntry
+	45,  // 108: persys.agent.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.agent.v1.Ulimit
+	13,  // 109: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
+	25,  // 110: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
+	27,  // 111: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
+	29,  // 112: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
+	31,  // 113: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
+	33,  // 114: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
+	65,  // 115: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
+	67,  // 116: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
+	73,  // 117: persys.agent.v1.AgentService.CollectGarbage:input_type -> persys.agent.v1.CollectGarbageRequest
+	76,  // 118: persys.agent.v1.AgentService.ListVolumes:input_type -> persys.agent.v1.ListVolumesRequest
+	79,  // 119: persys.agent.v1.AgentService.DeleteVolume:input_type -> persys.agent.v1.DeleteVolumeRequest
+	81,  // 120: persys.agent.v1.AgentService.ReadVolume:input_type -> persys.agent.v1.VolumeReadRequest
+	10,  // 121: persys.agent.v1.AgentService.ListUsage:input_type -> persys.agent.v1.ListUsageRequest
+	7,   // 122: persys.agent.v1.AgentService.ProbeNetwork:input_type -> persys.agent.v1.ProbeNetworkRequest
+	3,   // 123: persys.agent.v1.AgentService.TraceConnection:input_type -> persys.agent.v1.TraceConnectionRequest
+	24,  // 124: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
+	26,  // 125: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
+	28,  // 126: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
+	30,  // 127: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
+	32,  // 128: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
+	35,  // 129: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
+	66,  // 130: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
+	70,  // 131: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
+	74,  // 132: persys.agent.v1.AgentService.CollectGarbage:output_type -> persys.agent.v1.CollectGarbageResponse
+	77,  // 133: persys.agent.v1.AgentService.ListVolumes:output_type -> persys.agent.v1.ListVolumesResponse
+	80,  // 134: persys.agent.v1.AgentService.DeleteVolume:output_type -> persys.agent.v1.DeleteVolumeResponse
+	84,  // 135: persys.agent.v1.AgentService.ReadVolume:output_type -> persys.agent.v1.VolumeReadResponse
+	11,  // 136: persys.agent.v1.AgentService.ListUsage:output_type -> persys.agent.v1.ListUsageResponse
+	8,   // 137: persys.agent.v1.AgentService.ProbeNetwork:output_type -> persys.agent.v1.ProbeNetworkResponse
+	4,   // 138: persys.agent.v1.AgentService.TraceConnection:output_type -> persys.agent.v1.TraceConnectionResponse
+	124, // [124:139] is the sub-list for method output_type
+	109, // [109:124] is the sub-list for method input_type
+	109, // [109:109] is the sub-list for extension type_name
+	109, // [109:109] is the sub-list for extension extendee
+	0,   // [0:109] is the sub-list for field type_name
 }
 
 func init() { file_api_agent_v1_agent_proto_init() }
@@ -8072,7 +8689,7 @@ func file_api_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_agent_v1_agent_proto_rawDesc), len(file_api_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   93,
+			NumMessages:   101,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -39,6 +39,7 @@ const (
 	AgentService_CollectGarbage_FullMethodName    = "/persys.agent.v1.AgentService/CollectGarbage"
 	AgentService_ListVolumes_FullMethodName       = "/persys.agent.v1.AgentService/ListVolumes"
 	AgentService_DeleteVolume_FullMethodName      = "/persys.agent.v1.AgentService/DeleteVolume"
+	AgentService_ReadVolume_FullMethodName        = "/persys.agent.v1.AgentService/ReadVolume"
 	AgentService_ListUsage_FullMethodName         = "/persys.agent.v1.AgentService/ListUsage"
 	AgentService_ProbeNetwork_FullMethodName      = "/persys.agent.v1.AgentService/ProbeNetwork"
 	AgentService_TraceConnection_FullMethodName   = "/persys.agent.v1.AgentService/TraceConnection"
@@ -79,6 +80,9 @@ type AgentServiceClient interface {
 	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
 	// Deletes a managed volume of the node.
 	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error)
+	// Sends the files of a volume to the node to which the volume moves. Only the agent of that node may call it.
+	// Older agents answer Unimplemented.
+	ReadVolume(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[VolumeReadRequest, VolumeReadResponse], error)
 	// Returns the use of the machine or of a workload during the last hour or day, as the agent's process measured it.
 	// Older agents answer Unimplemented.
 	ListUsage(ctx context.Context, in *ListUsageRequest, opts ...grpc.CallOption) (*ListUsageResponse, error)
@@ -220,6 +224,19 @@ func (c *agentServiceClient) DeleteVolume(ctx context.Context, in *DeleteVolumeR
 	return out, nil
 }
 
+func (c *agentServiceClient) ReadVolume(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[VolumeReadRequest, VolumeReadResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AgentService_ServiceDesc.Streams[2], AgentService_ReadVolume_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[VolumeReadRequest, VolumeReadResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AgentService_ReadVolumeClient = grpc.BidiStreamingClient[VolumeReadRequest, VolumeReadResponse]
+
 func (c *agentServiceClient) ListUsage(ctx context.Context, in *ListUsageRequest, opts ...grpc.CallOption) (*ListUsageResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListUsageResponse)
@@ -285,6 +302,9 @@ type AgentServiceServer interface {
 	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
 	// Deletes a managed volume of the node.
 	DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error)
+	// Sends the files of a volume to the node to which the volume moves. Only the agent of that node may call it.
+	// Older agents answer Unimplemented.
+	ReadVolume(grpc.BidiStreamingServer[VolumeReadRequest, VolumeReadResponse]) error
 	// Returns the use of the machine or of a workload during the last hour or day, as the agent's process measured it.
 	// Older agents answer Unimplemented.
 	ListUsage(context.Context, *ListUsageRequest) (*ListUsageResponse, error)
@@ -336,6 +356,9 @@ func (UnimplementedAgentServiceServer) ListVolumes(context.Context, *ListVolumes
 }
 func (UnimplementedAgentServiceServer) DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteVolume not implemented")
+}
+func (UnimplementedAgentServiceServer) ReadVolume(grpc.BidiStreamingServer[VolumeReadRequest, VolumeReadResponse]) error {
+	return status.Error(codes.Unimplemented, "method ReadVolume not implemented")
 }
 func (UnimplementedAgentServiceServer) ListUsage(context.Context, *ListUsageRequest) (*ListUsageResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListUsage not implemented")
@@ -547,6 +570,13 @@ func _AgentService_DeleteVolume_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AgentService_ReadVolume_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(AgentServiceServer).ReadVolume(&grpc.GenericServerStream[VolumeReadRequest, VolumeReadResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AgentService_ReadVolumeServer = grpc.BidiStreamingServer[VolumeReadRequest, VolumeReadResponse]
+
 func _AgentService_ListUsage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListUsageRequest)
 	if err := dec(in); err != nil {
@@ -666,6 +696,12 @@ var AgentService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Exec",
 			Handler:       _AgentService_Exec_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "ReadVolume",
+			Handler:       _AgentService_ReadVolume_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},

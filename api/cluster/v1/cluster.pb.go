@@ -8918,7 +8918,9 @@ type Volume struct {
 	ByHand    bool   `protobuf:"varint,1577,opt,name=by_hand,json=byHand,proto3" json:"by_hand,omitempty"`
 	CreatedBy string `protobuf:"bytes,1578,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
 	// Since when no workload uses the volume.
-	UnusedSince   *timestamppb.Timestamp `protobuf:"bytes,1579,opt,name=unused_since,json=unusedSince,proto3" json:"unused_since,omitempty"`
+	UnusedSince *timestamppb.Timestamp `protobuf:"bytes,1579,opt,name=unused_since,json=unusedSince,proto3" json:"unused_since,omitempty"`
+	// The move of the volume that has not ended.
+	Move          *VolumeMove `protobuf:"bytes,1590,opt,name=move,proto3" json:"move,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -9086,6 +9088,320 @@ func (x *Volume) GetUnusedSince() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Volume) GetMove() *VolumeMove {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+// VolumeMove is a move of local volumes to another node.
+type VolumeMove struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Workload that uses the volumes and moves with them.
+	WorkloadId string `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	From       string `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	To         string `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
+	// Phase of the move:
+	// copying: the data is copied while the workload runs;
+	// stopping: the workload is being stopped;
+	// final: what changed since is copied;
+	// placed: the workload is on the new node, and the former copy is kept until it has run healthy for a while;
+	// kept: nothing is deleted until a person ends the move;
+	// done: the former copy is being deleted;
+	// undone: the volume stays on its node, which must confirm that it has its copy;
+	// dropping: the new copy is being deleted.
+	Phase string `protobuf:"bytes,4,opt,name=phase,proto3" json:"phase,omitempty"`
+	// Why the move was undone or both copies are kept.
+	Reason     string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	StartedAt  *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	PhaseSince *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=phase_since,json=phaseSince,proto3" json:"phase_since,omitempty"`
+	By         string                 `protobuf:"bytes,8,opt,name=by,proto3" json:"by,omitempty"`
+	// Bytes of the present pass: of all files that are compared, of those that are compared already, and of the
+	// content that was sent.
+	TotalBytes int64 `protobuf:"varint,9,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	DoneBytes  int64 `protobuf:"varint,10,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"`
+	SentBytes  int64 `protobuf:"varint,11,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	// Last problem of the copy.
+	Problem string `protobuf:"bytes,12,opt,name=problem,proto3" json:"problem,omitempty"`
+	// Names of the volumes that move together.
+	Volumes       []string `protobuf:"bytes,13,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeMove) Reset() {
+	*x = VolumeMove{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[124]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeMove) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeMove) ProtoMessage() {}
+
+func (x *VolumeMove) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[124]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeMove.ProtoReflect.Descriptor instead.
+func (*VolumeMove) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{124}
+}
+
+func (x *VolumeMove) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *VolumeMove) GetPhaseSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PhaseSince
+	}
+	return nil
+}
+
+func (x *VolumeMove) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetTotalBytes() int64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *VolumeMove) GetDoneBytes() int64 {
+	if x != nil {
+		return x.DoneBytes
+	}
+	return 0
+}
+
+func (x *VolumeMove) GetSentBytes() int64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+func (x *VolumeMove) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetVolumes() []string {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+type MoveVolumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// <driver>:<name>.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Node that has the volume.
+	NodeId string `protobuf:"bytes,2,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// Empty means the default namespace.
+	Namespace string `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Node to which the volume moves; empty if end is set.
+	To string `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
+	// Most bytes of content per second, at least 1 MiB; 0 = no limit.
+	BytesPerSecond int64 `protobuf:"varint,5,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	// How to end a move: cancel (the volume stays on its node) or settle (the former copy is deleted now). Empty
+	// starts a move.
+	End           string `protobuf:"bytes,6,opt,name=end,proto3" json:"end,omitempty"`
+	RequestId     string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveVolumeRequest) Reset() {
+	*x = MoveVolumeRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[125]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveVolumeRequest) ProtoMessage() {}
+
+func (x *MoveVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[125]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveVolumeRequest.ProtoReflect.Descriptor instead.
+func (*MoveVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{125}
+}
+
+func (x *MoveVolumeRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *MoveVolumeRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *MoveVolumeRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *MoveVolumeRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *MoveVolumeRequest) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *MoveVolumeRequest) GetEnd() string {
+	if x != nil {
+		return x.End
+	}
+	return ""
+}
+
+func (x *MoveVolumeRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type MoveVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Move          *VolumeMove            `protobuf:"bytes,1,opt,name=move,proto3" json:"move,omitempty"`
+	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveVolumeResponse) Reset() {
+	*x = MoveVolumeResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[126]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveVolumeResponse) ProtoMessage() {}
+
+func (x *MoveVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[126]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveVolumeResponse.ProtoReflect.Descriptor instead.
+func (*MoveVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{126}
+}
+
+func (x *MoveVolumeResponse) GetMove() *VolumeMove {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+func (x *MoveVolumeResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 type CreateVolumeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -9106,7 +9422,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[124]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9118,7 +9434,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[124]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9131,7 +9447,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{124}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -9193,7 +9509,7 @@ type CreateVolumeResponse struct {
 
 func (x *CreateVolumeResponse) Reset() {
 	*x = CreateVolumeResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[125]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9205,7 +9521,7 @@ func (x *CreateVolumeResponse) String() string {
 func (*CreateVolumeResponse) ProtoMessage() {}
 
 func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[125]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9218,7 +9534,7 @@ func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*CreateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{125}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *CreateVolumeResponse) GetVolume() *Volume {
@@ -9247,7 +9563,7 @@ type StorageProblem struct {
 
 func (x *StorageProblem) Reset() {
 	*x = StorageProblem{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[126]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9259,7 +9575,7 @@ func (x *StorageProblem) String() string {
 func (*StorageProblem) ProtoMessage() {}
 
 func (x *StorageProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[126]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9272,7 +9588,7 @@ func (x *StorageProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorageProblem.ProtoReflect.Descriptor instead.
 func (*StorageProblem) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{126}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *StorageProblem) GetNodeId() string {
@@ -9311,7 +9627,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[127]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9323,7 +9639,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[127]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9336,7 +9652,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{127}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *DeleteVolumeRequest) GetNodeId() string {
@@ -9376,7 +9692,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[128]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9388,7 +9704,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[128]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9401,7 +9717,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{128}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *DeleteVolumeResponse) GetIndex() uint64 {
@@ -9430,7 +9746,7 @@ type NamespaceAmounts struct {
 
 func (x *NamespaceAmounts) Reset() {
 	*x = NamespaceAmounts{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[129]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9442,7 +9758,7 @@ func (x *NamespaceAmounts) String() string {
 func (*NamespaceAmounts) ProtoMessage() {}
 
 func (x *NamespaceAmounts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[129]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9455,7 +9771,7 @@ func (x *NamespaceAmounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceAmounts.ProtoReflect.Descriptor instead.
 func (*NamespaceAmounts) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{129}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *NamespaceAmounts) GetCpuMillicores() int64 {
@@ -9547,7 +9863,7 @@ type Namespace struct {
 
 func (x *Namespace) Reset() {
 	*x = Namespace{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[130]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9559,7 +9875,7 @@ func (x *Namespace) String() string {
 func (*Namespace) ProtoMessage() {}
 
 func (x *Namespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[130]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9572,7 +9888,7 @@ func (x *Namespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Namespace.ProtoReflect.Descriptor instead.
 func (*Namespace) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{130}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *Namespace) GetName() string {
@@ -9683,7 +9999,7 @@ type ListNamespacesRequest struct {
 
 func (x *ListNamespacesRequest) Reset() {
 	*x = ListNamespacesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[131]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9695,7 +10011,7 @@ func (x *ListNamespacesRequest) String() string {
 func (*ListNamespacesRequest) ProtoMessage() {}
 
 func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[131]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9708,7 +10024,7 @@ func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{131}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ListNamespacesRequest) GetName() string {
@@ -9730,7 +10046,7 @@ type ListNamespacesResponse struct {
 
 func (x *ListNamespacesResponse) Reset() {
 	*x = ListNamespacesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[132]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9742,7 +10058,7 @@ func (x *ListNamespacesResponse) String() string {
 func (*ListNamespacesResponse) ProtoMessage() {}
 
 func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[132]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9755,7 +10071,7 @@ func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamespacesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{132}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
@@ -9798,7 +10114,7 @@ type PutNamespaceRequest struct {
 
 func (x *PutNamespaceRequest) Reset() {
 	*x = PutNamespaceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[133]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9810,7 +10126,7 @@ func (x *PutNamespaceRequest) String() string {
 func (*PutNamespaceRequest) ProtoMessage() {}
 
 func (x *PutNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[133]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9823,7 +10139,7 @@ func (x *PutNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*PutNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{133}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *PutNamespaceRequest) GetName() string {
@@ -9907,7 +10223,7 @@ type NamespaceResponse struct {
 
 func (x *NamespaceResponse) Reset() {
 	*x = NamespaceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[134]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9919,7 +10235,7 @@ func (x *NamespaceResponse) String() string {
 func (*NamespaceResponse) ProtoMessage() {}
 
 func (x *NamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[134]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9932,7 +10248,7 @@ func (x *NamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceResponse.ProtoReflect.Descriptor instead.
 func (*NamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{134}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *NamespaceResponse) GetNamespace() *Namespace {
@@ -9959,7 +10275,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[135]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9971,7 +10287,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[135]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9984,7 +10300,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{135}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -10024,7 +10340,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[136]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10036,7 +10352,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[136]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10049,7 +10365,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{136}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *Policy) GetName() string {
@@ -10125,7 +10441,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[137]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10137,7 +10453,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[137]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10150,7 +10466,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{137}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *ListPoliciesRequest) GetName() string {
@@ -10171,7 +10487,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[138]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10183,7 +10499,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[138]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10196,7 +10512,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{138}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -10229,7 +10545,7 @@ type PutPolicyRequest struct {
 
 func (x *PutPolicyRequest) Reset() {
 	*x = PutPolicyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[139]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10241,7 +10557,7 @@ func (x *PutPolicyRequest) String() string {
 func (*PutPolicyRequest) ProtoMessage() {}
 
 func (x *PutPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[139]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10254,7 +10570,7 @@ func (x *PutPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutPolicyRequest.ProtoReflect.Descriptor instead.
 func (*PutPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{139}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *PutPolicyRequest) GetName() string {
@@ -10295,7 +10611,7 @@ type DeletePolicyRequest struct {
 
 func (x *DeletePolicyRequest) Reset() {
 	*x = DeletePolicyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[140]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10307,7 +10623,7 @@ func (x *DeletePolicyRequest) String() string {
 func (*DeletePolicyRequest) ProtoMessage() {}
 
 func (x *DeletePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[140]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10320,7 +10636,7 @@ func (x *DeletePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePolicyRequest.ProtoReflect.Descriptor instead.
 func (*DeletePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{140}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *DeletePolicyRequest) GetName() string {
@@ -10352,7 +10668,7 @@ type BindPolicyRequest struct {
 
 func (x *BindPolicyRequest) Reset() {
 	*x = BindPolicyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[141]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10364,7 +10680,7 @@ func (x *BindPolicyRequest) String() string {
 func (*BindPolicyRequest) ProtoMessage() {}
 
 func (x *BindPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[141]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10377,7 +10693,7 @@ func (x *BindPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindPolicyRequest.ProtoReflect.Descriptor instead.
 func (*BindPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{141}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *BindPolicyRequest) GetPolicy() string {
@@ -10418,7 +10734,7 @@ type PolicyResponse struct {
 
 func (x *PolicyResponse) Reset() {
 	*x = PolicyResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[142]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10430,7 +10746,7 @@ func (x *PolicyResponse) String() string {
 func (*PolicyResponse) ProtoMessage() {}
 
 func (x *PolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[142]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10443,7 +10759,7 @@ func (x *PolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyResponse.ProtoReflect.Descriptor instead.
 func (*PolicyResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{142}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *PolicyResponse) GetIndex() uint64 {
@@ -10471,7 +10787,7 @@ type Role struct {
 
 func (x *Role) Reset() {
 	*x = Role{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[143]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10483,7 +10799,7 @@ func (x *Role) String() string {
 func (*Role) ProtoMessage() {}
 
 func (x *Role) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[143]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10496,7 +10812,7 @@ func (x *Role) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Role.ProtoReflect.Descriptor instead.
 func (*Role) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{143}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *Role) GetName() string {
@@ -10558,7 +10874,7 @@ type ListRolesRequest struct {
 
 func (x *ListRolesRequest) Reset() {
 	*x = ListRolesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[144]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10570,7 +10886,7 @@ func (x *ListRolesRequest) String() string {
 func (*ListRolesRequest) ProtoMessage() {}
 
 func (x *ListRolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[144]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10583,7 +10899,7 @@ func (x *ListRolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRolesRequest.ProtoReflect.Descriptor instead.
 func (*ListRolesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{144}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *ListRolesRequest) GetName() string {
@@ -10604,7 +10920,7 @@ type ListRolesResponse struct {
 
 func (x *ListRolesResponse) Reset() {
 	*x = ListRolesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[145]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10616,7 +10932,7 @@ func (x *ListRolesResponse) String() string {
 func (*ListRolesResponse) ProtoMessage() {}
 
 func (x *ListRolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[145]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10629,7 +10945,7 @@ func (x *ListRolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRolesResponse.ProtoReflect.Descriptor instead.
 func (*ListRolesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{145}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *ListRolesResponse) GetRoles() []*Role {
@@ -10661,7 +10977,7 @@ type PutRoleRequest struct {
 
 func (x *PutRoleRequest) Reset() {
 	*x = PutRoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[146]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10673,7 +10989,7 @@ func (x *PutRoleRequest) String() string {
 func (*PutRoleRequest) ProtoMessage() {}
 
 func (x *PutRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[146]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10686,7 +11002,7 @@ func (x *PutRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRoleRequest.ProtoReflect.Descriptor instead.
 func (*PutRoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{146}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *PutRoleRequest) GetName() string {
@@ -10734,7 +11050,7 @@ type DeleteRoleRequest struct {
 
 func (x *DeleteRoleRequest) Reset() {
 	*x = DeleteRoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[147]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10746,7 +11062,7 @@ func (x *DeleteRoleRequest) String() string {
 func (*DeleteRoleRequest) ProtoMessage() {}
 
 func (x *DeleteRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[147]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10759,7 +11075,7 @@ func (x *DeleteRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRoleRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{147}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *DeleteRoleRequest) GetName() string {
@@ -10786,7 +11102,7 @@ type RoleResponse struct {
 
 func (x *RoleResponse) Reset() {
 	*x = RoleResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[148]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10798,7 +11114,7 @@ func (x *RoleResponse) String() string {
 func (*RoleResponse) ProtoMessage() {}
 
 func (x *RoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[148]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10811,7 +11127,7 @@ func (x *RoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoleResponse.ProtoReflect.Descriptor instead.
 func (*RoleResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{148}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *RoleResponse) GetIndex() uint64 {
@@ -10840,7 +11156,7 @@ type Binding struct {
 
 func (x *Binding) Reset() {
 	*x = Binding{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[149]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10852,7 +11168,7 @@ func (x *Binding) String() string {
 func (*Binding) ProtoMessage() {}
 
 func (x *Binding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[149]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10865,7 +11181,7 @@ func (x *Binding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Binding.ProtoReflect.Descriptor instead.
 func (*Binding) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{149}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *Binding) GetRole() string {
@@ -10927,7 +11243,7 @@ type ListBindingsRequest struct {
 
 func (x *ListBindingsRequest) Reset() {
 	*x = ListBindingsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[150]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10939,7 +11255,7 @@ func (x *ListBindingsRequest) String() string {
 func (*ListBindingsRequest) ProtoMessage() {}
 
 func (x *ListBindingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[150]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10952,7 +11268,7 @@ func (x *ListBindingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBindingsRequest.ProtoReflect.Descriptor instead.
 func (*ListBindingsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{150}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *ListBindingsRequest) GetRole() string {
@@ -10974,7 +11290,7 @@ type ListBindingsResponse struct {
 
 func (x *ListBindingsResponse) Reset() {
 	*x = ListBindingsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[151]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10986,7 +11302,7 @@ func (x *ListBindingsResponse) String() string {
 func (*ListBindingsResponse) ProtoMessage() {}
 
 func (x *ListBindingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[151]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10999,7 +11315,7 @@ func (x *ListBindingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBindingsResponse.ProtoReflect.Descriptor instead.
 func (*ListBindingsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{151}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *ListBindingsResponse) GetBindings() []*Binding {
@@ -11037,7 +11353,7 @@ type BindRoleRequest struct {
 
 func (x *BindRoleRequest) Reset() {
 	*x = BindRoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[152]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11049,7 +11365,7 @@ func (x *BindRoleRequest) String() string {
 func (*BindRoleRequest) ProtoMessage() {}
 
 func (x *BindRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[152]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11062,7 +11378,7 @@ func (x *BindRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindRoleRequest.ProtoReflect.Descriptor instead.
 func (*BindRoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{152}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *BindRoleRequest) GetRole() string {
@@ -11135,7 +11451,7 @@ type Account struct {
 
 func (x *Account) Reset() {
 	*x = Account{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11147,7 +11463,7 @@ func (x *Account) String() string {
 func (*Account) ProtoMessage() {}
 
 func (x *Account) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[153]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11160,7 +11476,7 @@ func (x *Account) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Account.ProtoReflect.Descriptor instead.
 func (*Account) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{153}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *Account) GetName() string {
@@ -11227,7 +11543,7 @@ type ListAccountsRequest struct {
 
 func (x *ListAccountsRequest) Reset() {
 	*x = ListAccountsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11239,7 +11555,7 @@ func (x *ListAccountsRequest) String() string {
 func (*ListAccountsRequest) ProtoMessage() {}
 
 func (x *ListAccountsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[154]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11252,7 +11568,7 @@ func (x *ListAccountsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAccountsRequest.ProtoReflect.Descriptor instead.
 func (*ListAccountsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{154}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{157}
 }
 
 type ListAccountsResponse struct {
@@ -11267,7 +11583,7 @@ type ListAccountsResponse struct {
 
 func (x *ListAccountsResponse) Reset() {
 	*x = ListAccountsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11279,7 +11595,7 @@ func (x *ListAccountsResponse) String() string {
 func (*ListAccountsResponse) ProtoMessage() {}
 
 func (x *ListAccountsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[155]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11292,7 +11608,7 @@ func (x *ListAccountsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAccountsResponse.ProtoReflect.Descriptor instead.
 func (*ListAccountsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{155}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *ListAccountsResponse) GetAccounts() []*Account {
@@ -11334,7 +11650,7 @@ type CreateAccountRequest struct {
 
 func (x *CreateAccountRequest) Reset() {
 	*x = CreateAccountRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11346,7 +11662,7 @@ func (x *CreateAccountRequest) String() string {
 func (*CreateAccountRequest) ProtoMessage() {}
 
 func (x *CreateAccountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[156]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11359,7 +11675,7 @@ func (x *CreateAccountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateAccountRequest.ProtoReflect.Descriptor instead.
 func (*CreateAccountRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{156}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *CreateAccountRequest) GetName() string {
@@ -11444,7 +11760,7 @@ type RotateAccountRequest struct {
 
 func (x *RotateAccountRequest) Reset() {
 	*x = RotateAccountRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11456,7 +11772,7 @@ func (x *RotateAccountRequest) String() string {
 func (*RotateAccountRequest) ProtoMessage() {}
 
 func (x *RotateAccountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[157]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11469,7 +11785,7 @@ func (x *RotateAccountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateAccountRequest.ProtoReflect.Descriptor instead.
 func (*RotateAccountRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{157}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *RotateAccountRequest) GetName() string {
@@ -11506,7 +11822,7 @@ type AccountTokenResponse struct {
 
 func (x *AccountTokenResponse) Reset() {
 	*x = AccountTokenResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11518,7 +11834,7 @@ func (x *AccountTokenResponse) String() string {
 func (*AccountTokenResponse) ProtoMessage() {}
 
 func (x *AccountTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[158]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11531,7 +11847,7 @@ func (x *AccountTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountTokenResponse.ProtoReflect.Descriptor instead.
 func (*AccountTokenResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{158}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *AccountTokenResponse) GetAccount() *Account {
@@ -11565,7 +11881,7 @@ type DeleteAccountRequest struct {
 
 func (x *DeleteAccountRequest) Reset() {
 	*x = DeleteAccountRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11577,7 +11893,7 @@ func (x *DeleteAccountRequest) String() string {
 func (*DeleteAccountRequest) ProtoMessage() {}
 
 func (x *DeleteAccountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[159]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11590,7 +11906,7 @@ func (x *DeleteAccountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteAccountRequest.ProtoReflect.Descriptor instead.
 func (*DeleteAccountRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{159}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *DeleteAccountRequest) GetName() string {
@@ -11618,7 +11934,7 @@ type LinkConsoleRequest struct {
 
 func (x *LinkConsoleRequest) Reset() {
 	*x = LinkConsoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11630,7 +11946,7 @@ func (x *LinkConsoleRequest) String() string {
 func (*LinkConsoleRequest) ProtoMessage() {}
 
 func (x *LinkConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[160]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11643,7 +11959,7 @@ func (x *LinkConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkConsoleRequest.ProtoReflect.Descriptor instead.
 func (*LinkConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{160}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *LinkConsoleRequest) GetTtlSeconds() int64 {
@@ -11676,7 +11992,7 @@ type LinkConsoleResponse struct {
 
 func (x *LinkConsoleResponse) Reset() {
 	*x = LinkConsoleResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11688,7 +12004,7 @@ func (x *LinkConsoleResponse) String() string {
 func (*LinkConsoleResponse) ProtoMessage() {}
 
 func (x *LinkConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[161]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11701,7 +12017,7 @@ func (x *LinkConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkConsoleResponse.ProtoReflect.Descriptor instead.
 func (*LinkConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{161}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *LinkConsoleResponse) GetSession() *ConsoleSession {
@@ -11744,7 +12060,7 @@ type OpenConsoleRequest struct {
 
 func (x *OpenConsoleRequest) Reset() {
 	*x = OpenConsoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11756,7 +12072,7 @@ func (x *OpenConsoleRequest) String() string {
 func (*OpenConsoleRequest) ProtoMessage() {}
 
 func (x *OpenConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[162]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11769,7 +12085,7 @@ func (x *OpenConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenConsoleRequest.ProtoReflect.Descriptor instead.
 func (*OpenConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{162}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *OpenConsoleRequest) GetCode() string {
@@ -11806,7 +12122,7 @@ type OpenConsoleResponse struct {
 
 func (x *OpenConsoleResponse) Reset() {
 	*x = OpenConsoleResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11818,7 +12134,7 @@ func (x *OpenConsoleResponse) String() string {
 func (*OpenConsoleResponse) ProtoMessage() {}
 
 func (x *OpenConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[163]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11831,7 +12147,7 @@ func (x *OpenConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenConsoleResponse.ProtoReflect.Descriptor instead.
 func (*OpenConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{163}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *OpenConsoleResponse) GetSession() *ConsoleSession {
@@ -11875,7 +12191,7 @@ type ConsoleSession struct {
 
 func (x *ConsoleSession) Reset() {
 	*x = ConsoleSession{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11887,7 +12203,7 @@ func (x *ConsoleSession) String() string {
 func (*ConsoleSession) ProtoMessage() {}
 
 func (x *ConsoleSession) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[164]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11900,7 +12216,7 @@ func (x *ConsoleSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleSession.ProtoReflect.Descriptor instead.
 func (*ConsoleSession) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{164}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *ConsoleSession) GetId() string {
@@ -11960,7 +12276,7 @@ type ListConsolesRequest struct {
 
 func (x *ListConsolesRequest) Reset() {
 	*x = ListConsolesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11972,7 +12288,7 @@ func (x *ListConsolesRequest) String() string {
 func (*ListConsolesRequest) ProtoMessage() {}
 
 func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[165]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11985,7 +12301,7 @@ func (x *ListConsolesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesRequest.ProtoReflect.Descriptor instead.
 func (*ListConsolesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{165}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{168}
 }
 
 type ListConsolesResponse struct {
@@ -12000,7 +12316,7 @@ type ListConsolesResponse struct {
 
 func (x *ListConsolesResponse) Reset() {
 	*x = ListConsolesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12012,7 +12328,7 @@ func (x *ListConsolesResponse) String() string {
 func (*ListConsolesResponse) ProtoMessage() {}
 
 func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[166]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12025,7 +12341,7 @@ func (x *ListConsolesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsolesResponse.ProtoReflect.Descriptor instead.
 func (*ListConsolesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{166}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *ListConsolesResponse) GetSessions() []*ConsoleSession {
@@ -12055,7 +12371,7 @@ type EndConsoleRequest struct {
 
 func (x *EndConsoleRequest) Reset() {
 	*x = EndConsoleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12067,7 +12383,7 @@ func (x *EndConsoleRequest) String() string {
 func (*EndConsoleRequest) ProtoMessage() {}
 
 func (x *EndConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[167]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12080,7 +12396,7 @@ func (x *EndConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndConsoleRequest.ProtoReflect.Descriptor instead.
 func (*EndConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{167}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *EndConsoleRequest) GetId() string {
@@ -12114,7 +12430,7 @@ type EndConsoleResponse struct {
 
 func (x *EndConsoleResponse) Reset() {
 	*x = EndConsoleResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12126,7 +12442,7 @@ func (x *EndConsoleResponse) String() string {
 func (*EndConsoleResponse) ProtoMessage() {}
 
 func (x *EndConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[168]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12139,7 +12455,7 @@ func (x *EndConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndConsoleResponse.ProtoReflect.Descriptor instead.
 func (*EndConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{168}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *EndConsoleResponse) GetIndex() uint64 {
@@ -12168,7 +12484,7 @@ type Object struct {
 
 func (x *Object) Reset() {
 	*x = Object{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12180,7 +12496,7 @@ func (x *Object) String() string {
 func (*Object) ProtoMessage() {}
 
 func (x *Object) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[169]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12193,7 +12509,7 @@ func (x *Object) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Object.ProtoReflect.Descriptor instead.
 func (*Object) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{169}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *Object) GetKind() string {
@@ -12260,7 +12576,7 @@ type ObjectVersion struct {
 
 func (x *ObjectVersion) Reset() {
 	*x = ObjectVersion{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12272,7 +12588,7 @@ func (x *ObjectVersion) String() string {
 func (*ObjectVersion) ProtoMessage() {}
 
 func (x *ObjectVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[170]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12285,7 +12601,7 @@ func (x *ObjectVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectVersion.ProtoReflect.Descriptor instead.
 func (*ObjectVersion) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{170}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *ObjectVersion) GetNumber() uint64 {
@@ -12335,7 +12651,7 @@ type ObjectUser struct {
 
 func (x *ObjectUser) Reset() {
 	*x = ObjectUser{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12347,7 +12663,7 @@ func (x *ObjectUser) String() string {
 func (*ObjectUser) ProtoMessage() {}
 
 func (x *ObjectUser) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[171]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12360,7 +12676,7 @@ func (x *ObjectUser) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectUser.ProtoReflect.Descriptor instead.
 func (*ObjectUser) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{171}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *ObjectUser) GetWorkloadId() string {
@@ -12391,7 +12707,7 @@ type ListObjectsRequest struct {
 
 func (x *ListObjectsRequest) Reset() {
 	*x = ListObjectsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12403,7 +12719,7 @@ func (x *ListObjectsRequest) String() string {
 func (*ListObjectsRequest) ProtoMessage() {}
 
 func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[172]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12416,7 +12732,7 @@ func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{172}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *ListObjectsRequest) GetKind() string {
@@ -12452,7 +12768,7 @@ type ListObjectsResponse struct {
 
 func (x *ListObjectsResponse) Reset() {
 	*x = ListObjectsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12464,7 +12780,7 @@ func (x *ListObjectsResponse) String() string {
 func (*ListObjectsResponse) ProtoMessage() {}
 
 func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[173]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12477,7 +12793,7 @@ func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{173}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *ListObjectsResponse) GetObjects() []*Object {
@@ -12510,7 +12826,7 @@ type PutObjectRequest struct {
 
 func (x *PutObjectRequest) Reset() {
 	*x = PutObjectRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12522,7 +12838,7 @@ func (x *PutObjectRequest) String() string {
 func (*PutObjectRequest) ProtoMessage() {}
 
 func (x *PutObjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[174]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12535,7 +12851,7 @@ func (x *PutObjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutObjectRequest.ProtoReflect.Descriptor instead.
 func (*PutObjectRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{174}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *PutObjectRequest) GetKind() string {
@@ -12587,7 +12903,7 @@ type RollBackObjectRequest struct {
 
 func (x *RollBackObjectRequest) Reset() {
 	*x = RollBackObjectRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[175]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12599,7 +12915,7 @@ func (x *RollBackObjectRequest) String() string {
 func (*RollBackObjectRequest) ProtoMessage() {}
 
 func (x *RollBackObjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[175]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12612,7 +12928,7 @@ func (x *RollBackObjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollBackObjectRequest.ProtoReflect.Descriptor instead.
 func (*RollBackObjectRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{175}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *RollBackObjectRequest) GetKind() string {
@@ -12662,7 +12978,7 @@ type DeleteObjectRequest struct {
 
 func (x *DeleteObjectRequest) Reset() {
 	*x = DeleteObjectRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[176]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12674,7 +12990,7 @@ func (x *DeleteObjectRequest) String() string {
 func (*DeleteObjectRequest) ProtoMessage() {}
 
 func (x *DeleteObjectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[176]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12687,7 +13003,7 @@ func (x *DeleteObjectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteObjectRequest.ProtoReflect.Descriptor instead.
 func (*DeleteObjectRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{176}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *DeleteObjectRequest) GetKind() string {
@@ -12736,7 +13052,7 @@ type ObjectResponse struct {
 
 func (x *ObjectResponse) Reset() {
 	*x = ObjectResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[177]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12748,7 +13064,7 @@ func (x *ObjectResponse) String() string {
 func (*ObjectResponse) ProtoMessage() {}
 
 func (x *ObjectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[177]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12761,7 +13077,7 @@ func (x *ObjectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectResponse.ProtoReflect.Descriptor instead.
 func (*ObjectResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{177}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *ObjectResponse) GetVersion() uint64 {
@@ -12811,7 +13127,7 @@ type GetObjectValueRequest struct {
 
 func (x *GetObjectValueRequest) Reset() {
 	*x = GetObjectValueRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[178]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12823,7 +13139,7 @@ func (x *GetObjectValueRequest) String() string {
 func (*GetObjectValueRequest) ProtoMessage() {}
 
 func (x *GetObjectValueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[178]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12836,7 +13152,7 @@ func (x *GetObjectValueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetObjectValueRequest.ProtoReflect.Descriptor instead.
 func (*GetObjectValueRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{178}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *GetObjectValueRequest) GetName() string {
@@ -12870,7 +13186,7 @@ type GetObjectValueResponse struct {
 
 func (x *GetObjectValueResponse) Reset() {
 	*x = GetObjectValueResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[179]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12882,7 +13198,7 @@ func (x *GetObjectValueResponse) String() string {
 func (*GetObjectValueResponse) ProtoMessage() {}
 
 func (x *GetObjectValueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[179]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12895,7 +13211,7 @@ func (x *GetObjectValueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetObjectValueResponse.ProtoReflect.Descriptor instead.
 func (*GetObjectValueResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{179}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *GetObjectValueResponse) GetData() []byte {
@@ -12920,7 +13236,7 @@ type GetAccessRequest struct {
 
 func (x *GetAccessRequest) Reset() {
 	*x = GetAccessRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[180]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12932,7 +13248,7 @@ func (x *GetAccessRequest) String() string {
 func (*GetAccessRequest) ProtoMessage() {}
 
 func (x *GetAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[180]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12945,7 +13261,7 @@ func (x *GetAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAccessRequest.ProtoReflect.Descriptor instead.
 func (*GetAccessRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{180}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{183}
 }
 
 type GetAccessResponse struct {
@@ -12967,7 +13283,7 @@ type GetAccessResponse struct {
 
 func (x *GetAccessResponse) Reset() {
 	*x = GetAccessResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[181]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12979,7 +13295,7 @@ func (x *GetAccessResponse) String() string {
 func (*GetAccessResponse) ProtoMessage() {}
 
 func (x *GetAccessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[181]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12992,7 +13308,7 @@ func (x *GetAccessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAccessResponse.ProtoReflect.Descriptor instead.
 func (*GetAccessResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{181}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *GetAccessResponse) GetIdentity() string {
@@ -13044,7 +13360,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[182]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13056,7 +13372,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[182]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13069,7 +13385,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{182}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *Grant) GetRole() string {
@@ -13113,7 +13429,7 @@ type CheckAccessRequest struct {
 
 func (x *CheckAccessRequest) Reset() {
 	*x = CheckAccessRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[183]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13125,7 +13441,7 @@ func (x *CheckAccessRequest) String() string {
 func (*CheckAccessRequest) ProtoMessage() {}
 
 func (x *CheckAccessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[183]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13138,7 +13454,7 @@ func (x *CheckAccessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAccessRequest.ProtoReflect.Descriptor instead.
 func (*CheckAccessRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{183}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *CheckAccessRequest) GetVerb() string {
@@ -13167,7 +13483,7 @@ type CheckAccessResponse struct {
 
 func (x *CheckAccessResponse) Reset() {
 	*x = CheckAccessResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[184]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13179,7 +13495,7 @@ func (x *CheckAccessResponse) String() string {
 func (*CheckAccessResponse) ProtoMessage() {}
 
 func (x *CheckAccessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[184]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13192,7 +13508,7 @@ func (x *CheckAccessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAccessResponse.ProtoReflect.Descriptor instead.
 func (*CheckAccessResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{184}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *CheckAccessResponse) GetAllowed() bool {
@@ -13225,7 +13541,7 @@ type DeleteNamespaceResponse struct {
 
 func (x *DeleteNamespaceResponse) Reset() {
 	*x = DeleteNamespaceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[185]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13237,7 +13553,7 @@ func (x *DeleteNamespaceResponse) String() string {
 func (*DeleteNamespaceResponse) ProtoMessage() {}
 
 func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[185]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13250,7 +13566,7 @@ func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{185}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *DeleteNamespaceResponse) GetIndex() uint64 {
@@ -13270,7 +13586,7 @@ type GetRolloutRequest struct {
 
 func (x *GetRolloutRequest) Reset() {
 	*x = GetRolloutRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[186]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13282,7 +13598,7 @@ func (x *GetRolloutRequest) String() string {
 func (*GetRolloutRequest) ProtoMessage() {}
 
 func (x *GetRolloutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[186]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13295,7 +13611,7 @@ func (x *GetRolloutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolloutRequest.ProtoReflect.Descriptor instead.
 func (*GetRolloutRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{186}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *GetRolloutRequest) GetGroup() string {
@@ -13331,7 +13647,7 @@ type GetRolloutResponse struct {
 
 func (x *GetRolloutResponse) Reset() {
 	*x = GetRolloutResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[187]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13343,7 +13659,7 @@ func (x *GetRolloutResponse) String() string {
 func (*GetRolloutResponse) ProtoMessage() {}
 
 func (x *GetRolloutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[187]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13356,7 +13672,7 @@ func (x *GetRolloutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRolloutResponse.ProtoReflect.Descriptor instead.
 func (*GetRolloutResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{187}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *GetRolloutResponse) GetGroup() string {
@@ -13465,7 +13781,7 @@ type RolloutMember struct {
 
 func (x *RolloutMember) Reset() {
 	*x = RolloutMember{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[188]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13477,7 +13793,7 @@ func (x *RolloutMember) String() string {
 func (*RolloutMember) ProtoMessage() {}
 
 func (x *RolloutMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[188]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13490,7 +13806,7 @@ func (x *RolloutMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutMember.ProtoReflect.Descriptor instead.
 func (*RolloutMember) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{188}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *RolloutMember) GetWorkloadId() string {
@@ -13561,7 +13877,7 @@ type SetRolloutRequest struct {
 
 func (x *SetRolloutRequest) Reset() {
 	*x = SetRolloutRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[189]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13573,7 +13889,7 @@ func (x *SetRolloutRequest) String() string {
 func (*SetRolloutRequest) ProtoMessage() {}
 
 func (x *SetRolloutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[189]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13586,7 +13902,7 @@ func (x *SetRolloutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolloutRequest.ProtoReflect.Descriptor instead.
 func (*SetRolloutRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{189}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{192}
 }
 
 func (x *SetRolloutRequest) GetGroup() string {
@@ -13621,7 +13937,7 @@ type SetRolloutResponse struct {
 
 func (x *SetRolloutResponse) Reset() {
 	*x = SetRolloutResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[190]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13633,7 +13949,7 @@ func (x *SetRolloutResponse) String() string {
 func (*SetRolloutResponse) ProtoMessage() {}
 
 func (x *SetRolloutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[190]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13646,7 +13962,7 @@ func (x *SetRolloutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRolloutResponse.ProtoReflect.Descriptor instead.
 func (*SetRolloutResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{190}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{193}
 }
 
 func (x *SetRolloutResponse) GetIndex() uint64 {
@@ -13682,7 +13998,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[191]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[194]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13694,7 +14010,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[191]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[194]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13707,7 +14023,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{191}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{194}
 }
 
 func (x *StartRunRequest) GetWorkloadId() string {
@@ -13760,7 +14076,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[192]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[195]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13772,7 +14088,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[192]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[195]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13785,7 +14101,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{192}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{195}
 }
 
 func (x *StartRunResponse) GetRunId() string {
@@ -13830,7 +14146,7 @@ type ScaleGroupRequest struct {
 
 func (x *ScaleGroupRequest) Reset() {
 	*x = ScaleGroupRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[193]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[196]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13842,7 +14158,7 @@ func (x *ScaleGroupRequest) String() string {
 func (*ScaleGroupRequest) ProtoMessage() {}
 
 func (x *ScaleGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[193]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[196]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13855,7 +14171,7 @@ func (x *ScaleGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScaleGroupRequest.ProtoReflect.Descriptor instead.
 func (*ScaleGroupRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{193}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{196}
 }
 
 func (x *ScaleGroupRequest) GetGroup() string {
@@ -13894,7 +14210,7 @@ type ScaleGroupResponse struct {
 
 func (x *ScaleGroupResponse) Reset() {
 	*x = ScaleGroupResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[194]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[197]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13906,7 +14222,7 @@ func (x *ScaleGroupResponse) String() string {
 func (*ScaleGroupResponse) ProtoMessage() {}
 
 func (x *ScaleGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[194]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[197]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13919,7 +14235,7 @@ func (x *ScaleGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScaleGroupResponse.ProtoReflect.Descriptor instead.
 func (*ScaleGroupResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{194}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{197}
 }
 
 func (x *ScaleGroupResponse) GetWorkloadIds() []string {
@@ -13963,7 +14279,7 @@ type PreviewRebalanceRequest struct {
 
 func (x *PreviewRebalanceRequest) Reset() {
 	*x = PreviewRebalanceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[195]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[198]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13975,7 +14291,7 @@ func (x *PreviewRebalanceRequest) String() string {
 func (*PreviewRebalanceRequest) ProtoMessage() {}
 
 func (x *PreviewRebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[195]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[198]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13988,7 +14304,7 @@ func (x *PreviewRebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreviewRebalanceRequest.ProtoReflect.Descriptor instead.
 func (*PreviewRebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{195}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{198}
 }
 
 func (x *PreviewRebalanceRequest) GetMinGainPercent() uint32 {
@@ -14028,7 +14344,7 @@ type PreviewRebalanceResponse struct {
 
 func (x *PreviewRebalanceResponse) Reset() {
 	*x = PreviewRebalanceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[196]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[199]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14040,7 +14356,7 @@ func (x *PreviewRebalanceResponse) String() string {
 func (*PreviewRebalanceResponse) ProtoMessage() {}
 
 func (x *PreviewRebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[196]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[199]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14053,7 +14369,7 @@ func (x *PreviewRebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreviewRebalanceResponse.ProtoReflect.Descriptor instead.
 func (*PreviewRebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{196}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{199}
 }
 
 func (x *PreviewRebalanceResponse) GetMoves() []*RebalanceMove {
@@ -14122,7 +14438,7 @@ type RebalancePolicy struct {
 
 func (x *RebalancePolicy) Reset() {
 	*x = RebalancePolicy{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[197]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[200]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14134,7 +14450,7 @@ func (x *RebalancePolicy) String() string {
 func (*RebalancePolicy) ProtoMessage() {}
 
 func (x *RebalancePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[197]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[200]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14147,7 +14463,7 @@ func (x *RebalancePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalancePolicy.ProtoReflect.Descriptor instead.
 func (*RebalancePolicy) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{197}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{200}
 }
 
 func (x *RebalancePolicy) GetPerHour() uint32 {
@@ -14179,7 +14495,7 @@ type GetRebalancePolicyRequest struct {
 
 func (x *GetRebalancePolicyRequest) Reset() {
 	*x = GetRebalancePolicyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[198]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[201]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14191,7 +14507,7 @@ func (x *GetRebalancePolicyRequest) String() string {
 func (*GetRebalancePolicyRequest) ProtoMessage() {}
 
 func (x *GetRebalancePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[198]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[201]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14204,7 +14520,7 @@ func (x *GetRebalancePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRebalancePolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetRebalancePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{198}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{201}
 }
 
 type GetRebalancePolicyResponse struct {
@@ -14219,7 +14535,7 @@ type GetRebalancePolicyResponse struct {
 
 func (x *GetRebalancePolicyResponse) Reset() {
 	*x = GetRebalancePolicyResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[199]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[202]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14231,7 +14547,7 @@ func (x *GetRebalancePolicyResponse) String() string {
 func (*GetRebalancePolicyResponse) ProtoMessage() {}
 
 func (x *GetRebalancePolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[199]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[202]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14244,7 +14560,7 @@ func (x *GetRebalancePolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRebalancePolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetRebalancePolicyResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{199}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{202}
 }
 
 func (x *GetRebalancePolicyResponse) GetPolicy() *RebalancePolicy {
@@ -14278,7 +14594,7 @@ type SetRebalancePolicyRequest struct {
 
 func (x *SetRebalancePolicyRequest) Reset() {
 	*x = SetRebalancePolicyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[200]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[203]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14290,7 +14606,7 @@ func (x *SetRebalancePolicyRequest) String() string {
 func (*SetRebalancePolicyRequest) ProtoMessage() {}
 
 func (x *SetRebalancePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[200]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[203]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14303,7 +14619,7 @@ func (x *SetRebalancePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRebalancePolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetRebalancePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{200}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{203}
 }
 
 func (x *SetRebalancePolicyRequest) GetRequestId() string {
@@ -14333,7 +14649,7 @@ type SetRebalancePolicyResponse struct {
 
 func (x *SetRebalancePolicyResponse) Reset() {
 	*x = SetRebalancePolicyResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[201]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[204]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14345,7 +14661,7 @@ func (x *SetRebalancePolicyResponse) String() string {
 func (*SetRebalancePolicyResponse) ProtoMessage() {}
 
 func (x *SetRebalancePolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[201]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[204]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14358,7 +14674,7 @@ func (x *SetRebalancePolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRebalancePolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetRebalancePolicyResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{201}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{204}
 }
 
 func (x *SetRebalancePolicyResponse) GetPolicy() *RebalancePolicy {
@@ -14396,7 +14712,7 @@ type ApplyRebalanceRequest struct {
 
 func (x *ApplyRebalanceRequest) Reset() {
 	*x = ApplyRebalanceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[202]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[205]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14408,7 +14724,7 @@ func (x *ApplyRebalanceRequest) String() string {
 func (*ApplyRebalanceRequest) ProtoMessage() {}
 
 func (x *ApplyRebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[202]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[205]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14421,7 +14737,7 @@ func (x *ApplyRebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyRebalanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyRebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{202}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{205}
 }
 
 func (x *ApplyRebalanceRequest) GetRequestId() string {
@@ -14460,7 +14776,7 @@ type ApplyRebalanceResponse struct {
 
 func (x *ApplyRebalanceResponse) Reset() {
 	*x = ApplyRebalanceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[203]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[206]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14472,7 +14788,7 @@ func (x *ApplyRebalanceResponse) String() string {
 func (*ApplyRebalanceResponse) ProtoMessage() {}
 
 func (x *ApplyRebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[203]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[206]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14485,7 +14801,7 @@ func (x *ApplyRebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyRebalanceResponse.ProtoReflect.Descriptor instead.
 func (*ApplyRebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{203}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{206}
 }
 
 func (x *ApplyRebalanceResponse) GetMoves() []*RebalanceMove {
@@ -14525,7 +14841,7 @@ type RebalanceMove struct {
 
 func (x *RebalanceMove) Reset() {
 	*x = RebalanceMove{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[204]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[207]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14537,7 +14853,7 @@ func (x *RebalanceMove) String() string {
 func (*RebalanceMove) ProtoMessage() {}
 
 func (x *RebalanceMove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[204]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[207]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14550,7 +14866,7 @@ func (x *RebalanceMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceMove.ProtoReflect.Descriptor instead.
 func (*RebalanceMove) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{204}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{207}
 }
 
 func (x *RebalanceMove) GetWorkloadId() string {
@@ -14602,7 +14918,7 @@ type Imbalance struct {
 
 func (x *Imbalance) Reset() {
 	*x = Imbalance{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[205]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[208]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14614,7 +14930,7 @@ func (x *Imbalance) String() string {
 func (*Imbalance) ProtoMessage() {}
 
 func (x *Imbalance) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[205]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[208]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14627,7 +14943,7 @@ func (x *Imbalance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Imbalance.ProtoReflect.Descriptor instead.
 func (*Imbalance) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{205}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{208}
 }
 
 func (x *Imbalance) GetDeviationPercent() float64 {
@@ -14661,7 +14977,7 @@ type ImmovableWorkloads struct {
 
 func (x *ImmovableWorkloads) Reset() {
 	*x = ImmovableWorkloads{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[206]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[209]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14673,7 +14989,7 @@ func (x *ImmovableWorkloads) String() string {
 func (*ImmovableWorkloads) ProtoMessage() {}
 
 func (x *ImmovableWorkloads) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[206]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[209]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14686,7 +15002,7 @@ func (x *ImmovableWorkloads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImmovableWorkloads.ProtoReflect.Descriptor instead.
 func (*ImmovableWorkloads) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{206}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{209}
 }
 
 func (x *ImmovableWorkloads) GetReason() string {
@@ -14738,7 +15054,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[207]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[210]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14750,7 +15066,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[207]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[210]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14763,7 +15079,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{207}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{210}
 }
 
 func (x *Network) GetId() uint32 {
@@ -14889,7 +15205,7 @@ type NetworkSlice struct {
 
 func (x *NetworkSlice) Reset() {
 	*x = NetworkSlice{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[208]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[211]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14901,7 +15217,7 @@ func (x *NetworkSlice) String() string {
 func (*NetworkSlice) ProtoMessage() {}
 
 func (x *NetworkSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[208]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[211]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14914,7 +15230,7 @@ func (x *NetworkSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkSlice.ProtoReflect.Descriptor instead.
 func (*NetworkSlice) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{208}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{211}
 }
 
 func (x *NetworkSlice) GetNodeId() string {
@@ -14976,7 +15292,7 @@ type CheckNetworkRequest struct {
 
 func (x *CheckNetworkRequest) Reset() {
 	*x = CheckNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[209]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[212]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14988,7 +15304,7 @@ func (x *CheckNetworkRequest) String() string {
 func (*CheckNetworkRequest) ProtoMessage() {}
 
 func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[209]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[212]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15001,7 +15317,7 @@ func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CheckNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{209}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{212}
 }
 
 func (x *CheckNetworkRequest) GetName() string {
@@ -15033,7 +15349,7 @@ type CheckNetworkResponse struct {
 
 func (x *CheckNetworkResponse) Reset() {
 	*x = CheckNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[210]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[213]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15045,7 +15361,7 @@ func (x *CheckNetworkResponse) String() string {
 func (*CheckNetworkResponse) ProtoMessage() {}
 
 func (x *CheckNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[210]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[213]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15058,7 +15374,7 @@ func (x *CheckNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNetworkResponse.ProtoReflect.Descriptor instead.
 func (*CheckNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{210}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{213}
 }
 
 func (x *CheckNetworkResponse) GetPaths() []*NetworkPath {
@@ -15104,7 +15420,7 @@ type NetworkPath struct {
 
 func (x *NetworkPath) Reset() {
 	*x = NetworkPath{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[211]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[214]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15116,7 +15432,7 @@ func (x *NetworkPath) String() string {
 func (*NetworkPath) ProtoMessage() {}
 
 func (x *NetworkPath) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[211]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[214]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15129,7 +15445,7 @@ func (x *NetworkPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkPath.ProtoReflect.Descriptor instead.
 func (*NetworkPath) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{211}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{214}
 }
 
 func (x *NetworkPath) GetFrom() string {
@@ -15198,7 +15514,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[212]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[215]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15210,7 +15526,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[212]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[215]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15223,7 +15539,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{212}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{215}
 }
 
 func (x *TraceRequest) GetHost() string {
@@ -15265,7 +15581,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[213]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[216]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15277,7 +15593,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[213]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[216]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15290,7 +15606,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{213}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{216}
 }
 
 func (x *TraceResponse) GetHops() []*TraceHop {
@@ -15330,7 +15646,7 @@ type TraceHop struct {
 
 func (x *TraceHop) Reset() {
 	*x = TraceHop{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[214]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[217]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15342,7 +15658,7 @@ func (x *TraceHop) String() string {
 func (*TraceHop) ProtoMessage() {}
 
 func (x *TraceHop) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[214]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[217]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15355,7 +15671,7 @@ func (x *TraceHop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceHop.ProtoReflect.Descriptor instead.
 func (*TraceHop) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{214}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{217}
 }
 
 func (x *TraceHop) GetStep() string {
@@ -15414,7 +15730,7 @@ type ListUsageRequest struct {
 
 func (x *ListUsageRequest) Reset() {
 	*x = ListUsageRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[215]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[218]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15426,7 +15742,7 @@ func (x *ListUsageRequest) String() string {
 func (*ListUsageRequest) ProtoMessage() {}
 
 func (x *ListUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[215]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[218]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15439,7 +15755,7 @@ func (x *ListUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsageRequest.ProtoReflect.Descriptor instead.
 func (*ListUsageRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{215}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{218}
 }
 
 func (x *ListUsageRequest) GetWorkloadId() string {
@@ -15476,7 +15792,7 @@ type ListUsageResponse struct {
 
 func (x *ListUsageResponse) Reset() {
 	*x = ListUsageResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[216]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[219]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15488,7 +15804,7 @@ func (x *ListUsageResponse) String() string {
 func (*ListUsageResponse) ProtoMessage() {}
 
 func (x *ListUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[216]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[219]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15501,7 +15817,7 @@ func (x *ListUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListUsageResponse.ProtoReflect.Descriptor instead.
 func (*ListUsageResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{216}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{219}
 }
 
 func (x *ListUsageResponse) GetSamples() []*UsageSample {
@@ -15539,7 +15855,7 @@ type UsageSample struct {
 
 func (x *UsageSample) Reset() {
 	*x = UsageSample{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[217]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[220]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15551,7 +15867,7 @@ func (x *UsageSample) String() string {
 func (*UsageSample) ProtoMessage() {}
 
 func (x *UsageSample) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[217]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[220]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15564,7 +15880,7 @@ func (x *UsageSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSample.ProtoReflect.Descriptor instead.
 func (*UsageSample) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{217}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{220}
 }
 
 func (x *UsageSample) GetStart() *timestamppb.Timestamp {
@@ -15613,7 +15929,7 @@ type ListScrapeTargetsRequest struct {
 
 func (x *ListScrapeTargetsRequest) Reset() {
 	*x = ListScrapeTargetsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[218]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[221]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15625,7 +15941,7 @@ func (x *ListScrapeTargetsRequest) String() string {
 func (*ListScrapeTargetsRequest) ProtoMessage() {}
 
 func (x *ListScrapeTargetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[218]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[221]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15638,7 +15954,7 @@ func (x *ListScrapeTargetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListScrapeTargetsRequest.ProtoReflect.Descriptor instead.
 func (*ListScrapeTargetsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{218}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{221}
 }
 
 func (x *ListScrapeTargetsRequest) GetNamespace() string {
@@ -15658,7 +15974,7 @@ type ListScrapeTargetsResponse struct {
 
 func (x *ListScrapeTargetsResponse) Reset() {
 	*x = ListScrapeTargetsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[219]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[222]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15670,7 +15986,7 @@ func (x *ListScrapeTargetsResponse) String() string {
 func (*ListScrapeTargetsResponse) ProtoMessage() {}
 
 func (x *ListScrapeTargetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[219]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[222]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15683,7 +15999,7 @@ func (x *ListScrapeTargetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListScrapeTargetsResponse.ProtoReflect.Descriptor instead.
 func (*ListScrapeTargetsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{219}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{222}
 }
 
 func (x *ListScrapeTargetsResponse) GetGroups() []*ScrapeGroup {
@@ -15713,7 +16029,7 @@ type ScrapeGroup struct {
 
 func (x *ScrapeGroup) Reset() {
 	*x = ScrapeGroup{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[220]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[223]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15725,7 +16041,7 @@ func (x *ScrapeGroup) String() string {
 func (*ScrapeGroup) ProtoMessage() {}
 
 func (x *ScrapeGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[220]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[223]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15738,7 +16054,7 @@ func (x *ScrapeGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrapeGroup.ProtoReflect.Descriptor instead.
 func (*ScrapeGroup) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{220}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{223}
 }
 
 func (x *ScrapeGroup) GetTargets() []string {
@@ -15765,7 +16081,7 @@ type ListNetworksRequest struct {
 
 func (x *ListNetworksRequest) Reset() {
 	*x = ListNetworksRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[221]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[224]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15777,7 +16093,7 @@ func (x *ListNetworksRequest) String() string {
 func (*ListNetworksRequest) ProtoMessage() {}
 
 func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[221]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[224]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15790,7 +16106,7 @@ func (x *ListNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksRequest.ProtoReflect.Descriptor instead.
 func (*ListNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{221}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{224}
 }
 
 func (x *ListNetworksRequest) GetNamespace() string {
@@ -15810,7 +16126,7 @@ type ListNetworksResponse struct {
 
 func (x *ListNetworksResponse) Reset() {
 	*x = ListNetworksResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[222]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[225]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15822,7 +16138,7 @@ func (x *ListNetworksResponse) String() string {
 func (*ListNetworksResponse) ProtoMessage() {}
 
 func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[222]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[225]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15835,7 +16151,7 @@ func (x *ListNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNetworksResponse.ProtoReflect.Descriptor instead.
 func (*ListNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{222}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{225}
 }
 
 func (x *ListNetworksResponse) GetNetworks() []*Network {
@@ -15863,7 +16179,7 @@ type GetNetworkRequest struct {
 
 func (x *GetNetworkRequest) Reset() {
 	*x = GetNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[223]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[226]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15875,7 +16191,7 @@ func (x *GetNetworkRequest) String() string {
 func (*GetNetworkRequest) ProtoMessage() {}
 
 func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[223]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[226]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15888,7 +16204,7 @@ func (x *GetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*GetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{223}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{226}
 }
 
 func (x *GetNetworkRequest) GetName() string {
@@ -15915,7 +16231,7 @@ type GetNetworkResponse struct {
 
 func (x *GetNetworkResponse) Reset() {
 	*x = GetNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[224]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[227]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15927,7 +16243,7 @@ func (x *GetNetworkResponse) String() string {
 func (*GetNetworkResponse) ProtoMessage() {}
 
 func (x *GetNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[224]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[227]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15940,7 +16256,7 @@ func (x *GetNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNetworkResponse.ProtoReflect.Descriptor instead.
 func (*GetNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{224}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{227}
 }
 
 func (x *GetNetworkResponse) GetNetwork() *Network {
@@ -15977,7 +16293,7 @@ type CreateNetworkRequest struct {
 
 func (x *CreateNetworkRequest) Reset() {
 	*x = CreateNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[225]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[228]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15989,7 +16305,7 @@ func (x *CreateNetworkRequest) String() string {
 func (*CreateNetworkRequest) ProtoMessage() {}
 
 func (x *CreateNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[225]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[228]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16002,7 +16318,7 @@ func (x *CreateNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CreateNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{225}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{228}
 }
 
 func (x *CreateNetworkRequest) GetName() string {
@@ -16051,7 +16367,7 @@ type CreateNetworkResponse struct {
 
 func (x *CreateNetworkResponse) Reset() {
 	*x = CreateNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[226]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[229]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16063,7 +16379,7 @@ func (x *CreateNetworkResponse) String() string {
 func (*CreateNetworkResponse) ProtoMessage() {}
 
 func (x *CreateNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[226]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[229]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16076,7 +16392,7 @@ func (x *CreateNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNetworkResponse.ProtoReflect.Descriptor instead.
 func (*CreateNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{226}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{229}
 }
 
 func (x *CreateNetworkResponse) GetNetwork() *Network {
@@ -16106,7 +16422,7 @@ type DeleteNetworkRequest struct {
 
 func (x *DeleteNetworkRequest) Reset() {
 	*x = DeleteNetworkRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[227]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[230]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16118,7 +16434,7 @@ func (x *DeleteNetworkRequest) String() string {
 func (*DeleteNetworkRequest) ProtoMessage() {}
 
 func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[227]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[230]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16131,7 +16447,7 @@ func (x *DeleteNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{227}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{230}
 }
 
 func (x *DeleteNetworkRequest) GetName() string {
@@ -16164,7 +16480,7 @@ type DeleteNetworkResponse struct {
 
 func (x *DeleteNetworkResponse) Reset() {
 	*x = DeleteNetworkResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[228]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[231]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16176,7 +16492,7 @@ func (x *DeleteNetworkResponse) String() string {
 func (*DeleteNetworkResponse) ProtoMessage() {}
 
 func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[228]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[231]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16189,7 +16505,7 @@ func (x *DeleteNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetworkResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{228}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{231}
 }
 
 func (x *DeleteNetworkResponse) GetIndex() uint64 {
@@ -16955,7 +17271,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x13ListVolumesResponse\x123\n" +
 	"\avolumes\x18\x01 \x03(\v2\x19.persys.cluster.v1.VolumeR\avolumes\x12=\n" +
 	"\bproblems\x18\x02 \x03(\v2!.persys.cluster.v1.StorageProblemR\bproblems\x12\x15\n" +
-	"\x05index\x18\xa5\f \x01(\x04R\x05index\"\xda\x04\n" +
+	"\x05index\x18\xa5\f \x01(\x04R\x05index\"\x8e\x05\n" +
 	"\x06Volume\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x16\n" +
@@ -16980,7 +17296,42 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\aby_hand\x18\xa9\f \x01(\bR\x06byHand\x12\x1e\n" +
 	"\n" +
 	"created_by\x18\xaa\f \x01(\tR\tcreatedBy\x12>\n" +
-	"\funused_since\x18\xab\f \x01(\v2\x1a.google.protobuf.TimestampR\vunusedSince\"\xc4\x01\n" +
+	"\funused_since\x18\xab\f \x01(\v2\x1a.google.protobuf.TimestampR\vunusedSince\x122\n" +
+	"\x04move\x18\xb6\f \x01(\v2\x1d.persys.cluster.v1.VolumeMoveR\x04move\"\x9a\x03\n" +
+	"\n" +
+	"VolumeMove\x12\x1f\n" +
+	"\vworkload_id\x18\x01 \x01(\tR\n" +
+	"workloadId\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\tR\x02to\x12\x14\n" +
+	"\x05phase\x18\x04 \x01(\tR\x05phase\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x129\n" +
+	"\n" +
+	"started_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12;\n" +
+	"\vphase_since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"phaseSince\x12\x0e\n" +
+	"\x02by\x18\b \x01(\tR\x02by\x12\x1f\n" +
+	"\vtotal_bytes\x18\t \x01(\x03R\n" +
+	"totalBytes\x12\x1d\n" +
+	"\n" +
+	"done_bytes\x18\n" +
+	" \x01(\x03R\tdoneBytes\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\v \x01(\x03R\tsentBytes\x12\x18\n" +
+	"\aproblem\x18\f \x01(\tR\aproblem\x12\x18\n" +
+	"\avolumes\x18\r \x03(\tR\avolumes\"\xc5\x01\n" +
+	"\x11MoveVolumeRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
+	"\anode_id\x18\x02 \x01(\tR\x06nodeId\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x0e\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\x12(\n" +
+	"\x10bytes_per_second\x18\x05 \x01(\x03R\x0ebytesPerSecond\x12\x10\n" +
+	"\x03end\x18\x06 \x01(\tR\x03end\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\a \x01(\tR\trequestId\"]\n" +
+	"\x12MoveVolumeResponse\x121\n" +
+	"\x04move\x18\x01 \x01(\v2\x1d.persys.cluster.v1.VolumeMoveR\x04move\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"\xc4\x01\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x16\n" +
@@ -17584,7 +17935,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\"-\n" +
 	"\x15DeleteNetworkResponse\x12\x14\n" +
-	"\x05index\x18\x01 \x01(\x04R\x05index2\x8b>\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index2\xe6>\n" +
 	"\aCluster\x12M\n" +
 	"\x06Status\x12 .persys.cluster.v1.StatusRequest\x1a!.persys.cluster.v1.StatusResponse\x12F\n" +
 	"\x06Events\x12 .persys.cluster.v1.EventsRequest\x1a\x18.persys.cluster.v1.Event0\x01\x12J\n" +
@@ -17635,7 +17986,9 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x0eCollectGarbage\x12(.persys.cluster.v1.CollectGarbageRequest\x1a).persys.cluster.v1.CollectGarbageResponse\x12\\\n" +
 	"\vListVolumes\x12%.persys.cluster.v1.ListVolumesRequest\x1a&.persys.cluster.v1.ListVolumesResponse\x12_\n" +
 	"\fCreateVolume\x12&.persys.cluster.v1.CreateVolumeRequest\x1a'.persys.cluster.v1.CreateVolumeResponse\x12_\n" +
-	"\fDeleteVolume\x12&.persys.cluster.v1.DeleteVolumeRequest\x1a'.persys.cluster.v1.DeleteVolumeResponse\x12e\n" +
+	"\fDeleteVolume\x12&.persys.cluster.v1.DeleteVolumeRequest\x1a'.persys.cluster.v1.DeleteVolumeResponse\x12Y\n" +
+	"\n" +
+	"MoveVolume\x12$.persys.cluster.v1.MoveVolumeRequest\x1a%.persys.cluster.v1.MoveVolumeResponse\x12e\n" +
 	"\x0eListNamespaces\x12(.persys.cluster.v1.ListNamespacesRequest\x1a).persys.cluster.v1.ListNamespacesResponse\x12\\\n" +
 	"\fPutNamespace\x12&.persys.cluster.v1.PutNamespaceRequest\x1a$.persys.cluster.v1.NamespaceResponse\x12h\n" +
 	"\x0fDeleteNamespace\x12).persys.cluster.v1.DeleteNamespaceRequest\x1a*.persys.cluster.v1.DeleteNamespaceResponse\x12_\n" +
@@ -17714,7 +18067,7 @@ func file_api_cluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_api_cluster_v1_cluster_proto_rawDescData
 }
 
-var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 238)
+var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 241)
 var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*RotateClusterKeyRequest)(nil),    // 0: persys.cluster.v1.RotateClusterKeyRequest
 	(*RotateClusterKeyResponse)(nil),   // 1: persys.cluster.v1.RotateClusterKeyResponse
@@ -17840,180 +18193,183 @@ var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*ListVolumesRequest)(nil),         // 121: persys.cluster.v1.ListVolumesRequest
 	(*ListVolumesResponse)(nil),        // 122: persys.cluster.v1.ListVolumesResponse
 	(*Volume)(nil),                     // 123: persys.cluster.v1.Volume
-	(*CreateVolumeRequest)(nil),        // 124: persys.cluster.v1.CreateVolumeRequest
-	(*CreateVolumeResponse)(nil),       // 125: persys.cluster.v1.CreateVolumeResponse
-	(*StorageProblem)(nil),             // 126: persys.cluster.v1.StorageProblem
-	(*DeleteVolumeRequest)(nil),        // 127: persys.cluster.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 128: persys.cluster.v1.DeleteVolumeResponse
-	(*NamespaceAmounts)(nil),           // 129: persys.cluster.v1.NamespaceAmounts
-	(*Namespace)(nil),                  // 130: persys.cluster.v1.Namespace
-	(*ListNamespacesRequest)(nil),      // 131: persys.cluster.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),     // 132: persys.cluster.v1.ListNamespacesResponse
-	(*PutNamespaceRequest)(nil),        // 133: persys.cluster.v1.PutNamespaceRequest
-	(*NamespaceResponse)(nil),          // 134: persys.cluster.v1.NamespaceResponse
-	(*DeleteNamespaceRequest)(nil),     // 135: persys.cluster.v1.DeleteNamespaceRequest
-	(*Policy)(nil),                     // 136: persys.cluster.v1.Policy
-	(*ListPoliciesRequest)(nil),        // 137: persys.cluster.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),       // 138: persys.cluster.v1.ListPoliciesResponse
-	(*PutPolicyRequest)(nil),           // 139: persys.cluster.v1.PutPolicyRequest
-	(*DeletePolicyRequest)(nil),        // 140: persys.cluster.v1.DeletePolicyRequest
-	(*BindPolicyRequest)(nil),          // 141: persys.cluster.v1.BindPolicyRequest
-	(*PolicyResponse)(nil),             // 142: persys.cluster.v1.PolicyResponse
-	(*Role)(nil),                       // 143: persys.cluster.v1.Role
-	(*ListRolesRequest)(nil),           // 144: persys.cluster.v1.ListRolesRequest
-	(*ListRolesResponse)(nil),          // 145: persys.cluster.v1.ListRolesResponse
-	(*PutRoleRequest)(nil),             // 146: persys.cluster.v1.PutRoleRequest
-	(*DeleteRoleRequest)(nil),          // 147: persys.cluster.v1.DeleteRoleRequest
-	(*RoleResponse)(nil),               // 148: persys.cluster.v1.RoleResponse
-	(*Binding)(nil),                    // 149: persys.cluster.v1.Binding
-	(*ListBindingsRequest)(nil),        // 150: persys.cluster.v1.ListBindingsRequest
-	(*ListBindingsResponse)(nil),       // 151: persys.cluster.v1.ListBindingsResponse
-	(*BindRoleRequest)(nil),            // 152: persys.cluster.v1.BindRoleRequest
-	(*Account)(nil),                    // 153: persys.cluster.v1.Account
-	(*ListAccountsRequest)(nil),        // 154: persys.cluster.v1.ListAccountsRequest
-	(*ListAccountsResponse)(nil),       // 155: persys.cluster.v1.ListAccountsResponse
-	(*CreateAccountRequest)(nil),       // 156: persys.cluster.v1.CreateAccountRequest
-	(*RotateAccountRequest)(nil),       // 157: persys.cluster.v1.RotateAccountRequest
-	(*AccountTokenResponse)(nil),       // 158: persys.cluster.v1.AccountTokenResponse
-	(*DeleteAccountRequest)(nil),       // 159: persys.cluster.v1.DeleteAccountRequest
-	(*LinkConsoleRequest)(nil),         // 160: persys.cluster.v1.LinkConsoleRequest
-	(*LinkConsoleResponse)(nil),        // 161: persys.cluster.v1.LinkConsoleResponse
-	(*OpenConsoleRequest)(nil),         // 162: persys.cluster.v1.OpenConsoleRequest
-	(*OpenConsoleResponse)(nil),        // 163: persys.cluster.v1.OpenConsoleResponse
-	(*ConsoleSession)(nil),             // 164: persys.cluster.v1.ConsoleSession
-	(*ListConsolesRequest)(nil),        // 165: persys.cluster.v1.ListConsolesRequest
-	(*ListConsolesResponse)(nil),       // 166: persys.cluster.v1.ListConsolesResponse
-	(*EndConsoleRequest)(nil),          // 167: persys.cluster.v1.EndConsoleRequest
-	(*EndConsoleResponse)(nil),         // 168: persys.cluster.v1.EndConsoleResponse
-	(*Object)(nil),                     // 169: persys.cluster.v1.Object
-	(*ObjectVersion)(nil),              // 170: persys.cluster.v1.ObjectVersion
-	(*ObjectUser)(nil),                 // 171: persys.cluster.v1.ObjectUser
-	(*ListObjectsRequest)(nil),         // 172: persys.cluster.v1.ListObjectsRequest
-	(*ListObjectsResponse)(nil),        // 173: persys.cluster.v1.ListObjectsResponse
-	(*PutObjectRequest)(nil),           // 174: persys.cluster.v1.PutObjectRequest
-	(*RollBackObjectRequest)(nil),      // 175: persys.cluster.v1.RollBackObjectRequest
-	(*DeleteObjectRequest)(nil),        // 176: persys.cluster.v1.DeleteObjectRequest
-	(*ObjectResponse)(nil),             // 177: persys.cluster.v1.ObjectResponse
-	(*GetObjectValueRequest)(nil),      // 178: persys.cluster.v1.GetObjectValueRequest
-	(*GetObjectValueResponse)(nil),     // 179: persys.cluster.v1.GetObjectValueResponse
-	(*GetAccessRequest)(nil),           // 180: persys.cluster.v1.GetAccessRequest
-	(*GetAccessResponse)(nil),          // 181: persys.cluster.v1.GetAccessResponse
-	(*Grant)(nil),                      // 182: persys.cluster.v1.Grant
-	(*CheckAccessRequest)(nil),         // 183: persys.cluster.v1.CheckAccessRequest
-	(*CheckAccessResponse)(nil),        // 184: persys.cluster.v1.CheckAccessResponse
-	(*DeleteNamespaceResponse)(nil),    // 185: persys.cluster.v1.DeleteNamespaceResponse
-	(*GetRolloutRequest)(nil),          // 186: persys.cluster.v1.GetRolloutRequest
-	(*GetRolloutResponse)(nil),         // 187: persys.cluster.v1.GetRolloutResponse
-	(*RolloutMember)(nil),              // 188: persys.cluster.v1.RolloutMember
-	(*SetRolloutRequest)(nil),          // 189: persys.cluster.v1.SetRolloutRequest
-	(*SetRolloutResponse)(nil),         // 190: persys.cluster.v1.SetRolloutResponse
-	(*StartRunRequest)(nil),            // 191: persys.cluster.v1.StartRunRequest
-	(*StartRunResponse)(nil),           // 192: persys.cluster.v1.StartRunResponse
-	(*ScaleGroupRequest)(nil),          // 193: persys.cluster.v1.ScaleGroupRequest
-	(*ScaleGroupResponse)(nil),         // 194: persys.cluster.v1.ScaleGroupResponse
-	(*PreviewRebalanceRequest)(nil),    // 195: persys.cluster.v1.PreviewRebalanceRequest
-	(*PreviewRebalanceResponse)(nil),   // 196: persys.cluster.v1.PreviewRebalanceResponse
-	(*RebalancePolicy)(nil),            // 197: persys.cluster.v1.RebalancePolicy
-	(*GetRebalancePolicyRequest)(nil),  // 198: persys.cluster.v1.GetRebalancePolicyRequest
-	(*GetRebalancePolicyResponse)(nil), // 199: persys.cluster.v1.GetRebalancePolicyResponse
-	(*SetRebalancePolicyRequest)(nil),  // 200: persys.cluster.v1.SetRebalancePolicyRequest
-	(*SetRebalancePolicyResponse)(nil), // 201: persys.cluster.v1.SetRebalancePolicyResponse
-	(*ApplyRebalanceRequest)(nil),      // 202: persys.cluster.v1.ApplyRebalanceRequest
-	(*ApplyRebalanceResponse)(nil),     // 203: persys.cluster.v1.ApplyRebalanceResponse
-	(*RebalanceMove)(nil),              // 204: persys.cluster.v1.RebalanceMove
-	(*Imbalance)(nil),                  // 205: persys.cluster.v1.Imbalance
-	(*ImmovableWorkloads)(nil),         // 206: persys.cluster.v1.ImmovableWorkloads
-	(*Network)(nil),                    // 207: persys.cluster.v1.Network
-	(*NetworkSlice)(nil),               // 208: persys.cluster.v1.NetworkSlice
-	(*CheckNetworkRequest)(nil),        // 209: persys.cluster.v1.CheckNetworkRequest
-	(*CheckNetworkResponse)(nil),       // 210: persys.cluster.v1.CheckNetworkResponse
-	(*NetworkPath)(nil),                // 211: persys.cluster.v1.NetworkPath
-	(*TraceRequest)(nil),               // 212: persys.cluster.v1.TraceRequest
-	(*TraceResponse)(nil),              // 213: persys.cluster.v1.TraceResponse
-	(*TraceHop)(nil),                   // 214: persys.cluster.v1.TraceHop
-	(*ListUsageRequest)(nil),           // 215: persys.cluster.v1.ListUsageRequest
-	(*ListUsageResponse)(nil),          // 216: persys.cluster.v1.ListUsageResponse
-	(*UsageSample)(nil),                // 217: persys.cluster.v1.UsageSample
-	(*ListScrapeTargetsRequest)(nil),   // 218: persys.cluster.v1.ListScrapeTargetsRequest
-	(*ListScrapeTargetsResponse)(nil),  // 219: persys.cluster.v1.ListScrapeTargetsResponse
-	(*ScrapeGroup)(nil),                // 220: persys.cluster.v1.ScrapeGroup
-	(*ListNetworksRequest)(nil),        // 221: persys.cluster.v1.ListNetworksRequest
-	(*ListNetworksResponse)(nil),       // 222: persys.cluster.v1.ListNetworksResponse
-	(*GetNetworkRequest)(nil),          // 223: persys.cluster.v1.GetNetworkRequest
-	(*GetNetworkResponse)(nil),         // 224: persys.cluster.v1.GetNetworkResponse
-	(*CreateNetworkRequest)(nil),       // 225: persys.cluster.v1.CreateNetworkRequest
-	(*CreateNetworkResponse)(nil),      // 226: persys.cluster.v1.CreateNetworkResponse
-	(*DeleteNetworkRequest)(nil),       // 227: persys.cluster.v1.DeleteNetworkRequest
-	(*DeleteNetworkResponse)(nil),      // 228: persys.cluster.v1.DeleteNetworkResponse
-	nil,                                // 229: persys.cluster.v1.Event.DetailsEntry
-	nil,                                // 230: persys.cluster.v1.LabelNodeRequest.LabelsEntry
-	nil,                                // 231: persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	nil,                                // 232: persys.cluster.v1.Namespace.NodeLabelsEntry
-	nil,                                // 233: persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
-	nil,                                // 234: persys.cluster.v1.Account.ClaimsEntry
-	nil,                                // 235: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
-	nil,                                // 236: persys.cluster.v1.StartRunRequest.ParametersEntry
-	nil,                                // 237: persys.cluster.v1.ScrapeGroup.LabelsEntry
-	(*timestamppb.Timestamp)(nil),      // 238: google.protobuf.Timestamp
-	(*v1.WorkloadView)(nil),            // 239: persys.control.v1.WorkloadView
-	(*v1.WorkloadAction)(nil),          // 240: persys.control.v1.WorkloadAction
-	(*v1.AutoscaleStatus)(nil),         // 241: persys.control.v1.AutoscaleStatus
-	(*v1.Stopping)(nil),                // 242: persys.control.v1.Stopping
-	(*v1.ApplyWorkloadRequest)(nil),    // 243: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 244: persys.control.v1.ApplyWorkloadResponse
-	(*v1.TakenBack)(nil),               // 245: persys.control.v1.TakenBack
-	(*v1.Taint)(nil),                   // 246: persys.control.v1.Taint
-	(*v1.NodeView)(nil),                // 247: persys.control.v1.NodeView
-	(*v1.WorkloadSpec)(nil),            // 248: persys.control.v1.WorkloadSpec
-	(*v1.Generation)(nil),              // 249: persys.control.v1.Generation
-	(*v1.UpdateStrategy)(nil),          // 250: persys.control.v1.UpdateStrategy
-	(*v11.NetworkMember)(nil),          // 251: persys.agent.v1.NetworkMember
-	(*v11.NetworkService)(nil),         // 252: persys.agent.v1.NetworkService
-	(*v11.NetworkIngress)(nil),         // 253: persys.agent.v1.NetworkIngress
+	(*VolumeMove)(nil),                 // 124: persys.cluster.v1.VolumeMove
+	(*MoveVolumeRequest)(nil),          // 125: persys.cluster.v1.MoveVolumeRequest
+	(*MoveVolumeResponse)(nil),         // 126: persys.cluster.v1.MoveVolumeResponse
+	(*CreateVolumeRequest)(nil),        // 127: persys.cluster.v1.CreateVolumeRequest
+	(*CreateVolumeResponse)(nil),       // 128: persys.cluster.v1.CreateVolumeResponse
+	(*StorageProblem)(nil),             // 129: persys.cluster.v1.StorageProblem
+	(*DeleteVolumeRequest)(nil),        // 130: persys.cluster.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 131: persys.cluster.v1.DeleteVolumeResponse
+	(*NamespaceAmounts)(nil),           // 132: persys.cluster.v1.NamespaceAmounts
+	(*Namespace)(nil),                  // 133: persys.cluster.v1.Namespace
+	(*ListNamespacesRequest)(nil),      // 134: persys.cluster.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),     // 135: persys.cluster.v1.ListNamespacesResponse
+	(*PutNamespaceRequest)(nil),        // 136: persys.cluster.v1.PutNamespaceRequest
+	(*NamespaceResponse)(nil),          // 137: persys.cluster.v1.NamespaceResponse
+	(*DeleteNamespaceRequest)(nil),     // 138: persys.cluster.v1.DeleteNamespaceRequest
+	(*Policy)(nil),                     // 139: persys.cluster.v1.Policy
+	(*ListPoliciesRequest)(nil),        // 140: persys.cluster.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),       // 141: persys.cluster.v1.ListPoliciesResponse
+	(*PutPolicyRequest)(nil),           // 142: persys.cluster.v1.PutPolicyRequest
+	(*DeletePolicyRequest)(nil),        // 143: persys.cluster.v1.DeletePolicyRequest
+	(*BindPolicyRequest)(nil),          // 144: persys.cluster.v1.BindPolicyRequest
+	(*PolicyResponse)(nil),             // 145: persys.cluster.v1.PolicyResponse
+	(*Role)(nil),                       // 146: persys.cluster.v1.Role
+	(*ListRolesRequest)(nil),           // 147: persys.cluster.v1.ListRolesRequest
+	(*ListRolesResponse)(nil),          // 148: persys.cluster.v1.ListRolesResponse
+	(*PutRoleRequest)(nil),             // 149: persys.cluster.v1.PutRoleRequest
+	(*DeleteRoleRequest)(nil),          // 150: persys.cluster.v1.DeleteRoleRequest
+	(*RoleResponse)(nil),               // 151: persys.cluster.v1.RoleResponse
+	(*Binding)(nil),                    // 152: persys.cluster.v1.Binding
+	(*ListBindingsRequest)(nil),        // 153: persys.cluster.v1.ListBindingsRequest
+	(*ListBindingsResponse)(nil),       // 154: persys.cluster.v1.ListBindingsResponse
+	(*BindRoleRequest)(nil),            // 155: persys.cluster.v1.BindRoleRequest
+	(*Account)(nil),                    // 156: persys.cluster.v1.Account
+	(*ListAccountsRequest)(nil),        // 157: persys.cluster.v1.ListAccountsRequest
+	(*ListAccountsResponse)(nil),       // 158: persys.cluster.v1.ListAccountsResponse
+	(*CreateAccountRequest)(nil),       // 159: persys.cluster.v1.CreateAccountRequest
+	(*RotateAccountRequest)(nil),       // 160: persys.cluster.v1.RotateAccountRequest
+	(*AccountTokenResponse)(nil),       // 161: persys.cluster.v1.AccountTokenResponse
+	(*DeleteAccountRequest)(nil),       // 162: persys.cluster.v1.DeleteAccountRequest
+	(*LinkConsoleRequest)(nil),         // 163: persys.cluster.v1.LinkConsoleRequest
+	(*LinkConsoleResponse)(nil),        // 164: persys.cluster.v1.LinkConsoleResponse
+	(*OpenConsoleRequest)(nil),         // 165: persys.cluster.v1.OpenConsoleRequest
+	(*OpenConsoleResponse)(nil),        // 166: persys.cluster.v1.OpenConsoleResponse
+	(*ConsoleSession)(nil),             // 167: persys.cluster.v1.ConsoleSession
+	(*ListConsolesRequest)(nil),        // 168: persys.cluster.v1.ListConsolesRequest
+	(*ListConsolesResponse)(nil),       // 169: persys.cluster.v1.ListConsolesResponse
+	(*EndConsoleRequest)(nil),          // 170: persys.cluster.v1.EndConsoleRequest
+	(*EndConsoleResponse)(nil),         // 171: persys.cluster.v1.EndConsoleResponse
+	(*Object)(nil),                     // 172: persys.cluster.v1.Object
+	(*ObjectVersion)(nil),              // 173: persys.cluster.v1.ObjectVersion
+	(*ObjectUser)(nil),                 // 174: persys.cluster.v1.ObjectUser
+	(*ListObjectsRequest)(nil),         // 175: persys.cluster.v1.ListObjectsRequest
+	(*ListObjectsResponse)(nil),        // 176: persys.cluster.v1.ListObjectsResponse
+	(*PutObjectRequest)(nil),           // 177: persys.cluster.v1.PutObjectRequest
+	(*RollBackObjectRequest)(nil),      // 178: persys.cluster.v1.RollBackObjectRequest
+	(*DeleteObjectRequest)(nil),        // 179: persys.cluster.v1.DeleteObjectRequest
+	(*ObjectResponse)(nil),             // 180: persys.cluster.v1.ObjectResponse
+	(*GetObjectValueRequest)(nil),      // 181: persys.cluster.v1.GetObjectValueRequest
+	(*GetObjectValueResponse)(nil),     // 182: persys.cluster.v1.GetObjectValueResponse
+	(*GetAccessRequest)(nil),           // 183: persys.cluster.v1.GetAccessRequest
+	(*GetAccessResponse)(nil),          // 184: persys.cluster.v1.GetAccessResponse
+	(*Grant)(nil),                      // 185: persys.cluster.v1.Grant
+	(*CheckAccessRequest)(nil),         // 186: persys.cluster.v1.CheckAccessRequest
+	(*CheckAccessResponse)(nil),        // 187: persys.cluster.v1.CheckAccessResponse
+	(*DeleteNamespaceResponse)(nil),    // 188: persys.cluster.v1.DeleteNamespaceResponse
+	(*GetRolloutRequest)(nil),          // 189: persys.cluster.v1.GetRolloutRequest
+	(*GetRolloutResponse)(nil),         // 190: persys.cluster.v1.GetRolloutResponse
+	(*RolloutMember)(nil),              // 191: persys.cluster.v1.RolloutMember
+	(*SetRolloutRequest)(nil),          // 192: persys.cluster.v1.SetRolloutRequest
+	(*SetRolloutResponse)(nil),         // 193: persys.cluster.v1.SetRolloutResponse
+	(*StartRunRequest)(nil),            // 194: persys.cluster.v1.StartRunRequest
+	(*StartRunResponse)(nil),           // 195: persys.cluster.v1.StartRunResponse
+	(*ScaleGroupRequest)(nil),          // 196: persys.cluster.v1.ScaleGroupRequest
+	(*ScaleGroupResponse)(nil),         // 197: persys.cluster.v1.ScaleGroupResponse
+	(*PreviewRebalanceRequest)(nil),    // 198: persys.cluster.v1.PreviewRebalanceRequest
+	(*PreviewRebalanceResponse)(nil),   // 199: persys.cluster.v1.PreviewRebalanceResponse
+	(*RebalancePolicy)(nil),            // 200: persys.cluster.v1.RebalancePolicy
+	(*GetRebalancePolicyRequest)(nil),  // 201: persys.cluster.v1.GetRebalancePolicyRequest
+	(*GetRebalancePolicyResponse)(nil), // 202: persys.cluster.v1.GetRebalancePolicyResponse
+	(*SetRebalancePolicyRequest)(nil),  // 203: persys.cluster.v1.SetRebalancePolicyRequest
+	(*SetRebalancePolicyResponse)(nil), // 204: persys.cluster.v1.SetRebalancePolicyResponse
+	(*ApplyRebalanceRequest)(nil),      // 205: persys.cluster.v1.ApplyRebalanceRequest
+	(*ApplyRebalanceResponse)(nil),     // 206: persys.cluster.v1.ApplyRebalanceResponse
+	(*RebalanceMove)(nil),              // 207: persys.cluster.v1.RebalanceMove
+	(*Imbalance)(nil),                  // 208: persys.cluster.v1.Imbalance
+	(*ImmovableWorkloads)(nil),         // 209: persys.cluster.v1.ImmovableWorkloads
+	(*Network)(nil),                    // 210: persys.cluster.v1.Network
+	(*NetworkSlice)(nil),               // 211: persys.cluster.v1.NetworkSlice
+	(*CheckNetworkRequest)(nil),        // 212: persys.cluster.v1.CheckNetworkRequest
+	(*CheckNetworkResponse)(nil),       // 213: persys.cluster.v1.CheckNetworkResponse
+	(*NetworkPath)(nil),                // 214: persys.cluster.v1.NetworkPath
+	(*TraceRequest)(nil),               // 215: persys.cluster.v1.TraceRequest
+	(*TraceResponse)(nil),              // 216: persys.cluster.v1.TraceResponse
+	(*TraceHop)(nil),                   // 217: persys.cluster.v1.TraceHop
+	(*ListUsageRequest)(nil),           // 218: persys.cluster.v1.ListUsageRequest
+	(*ListUsageResponse)(nil),          // 219: persys.cluster.v1.ListUsageResponse
+	(*UsageSample)(nil),                // 220: persys.cluster.v1.UsageSample
+	(*ListScrapeTargetsRequest)(nil),   // 221: persys.cluster.v1.ListScrapeTargetsRequest
+	(*ListScrapeTargetsResponse)(nil),  // 222: persys.cluster.v1.ListScrapeTargetsResponse
+	(*ScrapeGroup)(nil),                // 223: persys.cluster.v1.ScrapeGroup
+	(*ListNetworksRequest)(nil),        // 224: persys.cluster.v1.ListNetworksRequest
+	(*ListNetworksResponse)(nil),       // 225: persys.cluster.v1.ListNetworksResponse
+	(*GetNetworkRequest)(nil),          // 226: persys.cluster.v1.GetNetworkRequest
+	(*GetNetworkResponse)(nil),         // 227: persys.cluster.v1.GetNetworkResponse
+	(*CreateNetworkRequest)(nil),       // 228: persys.cluster.v1.CreateNetworkRequest
+	(*CreateNetworkResponse)(nil),      // 229: persys.cluster.v1.CreateNetworkResponse
+	(*DeleteNetworkRequest)(nil),       // 230: persys.cluster.v1.DeleteNetworkRequest
+	(*DeleteNetworkResponse)(nil),      // 231: persys.cluster.v1.DeleteNetworkResponse
+	nil,                                // 232: persys.cluster.v1.Event.DetailsEntry
+	nil,                                // 233: persys.cluster.v1.LabelNodeRequest.LabelsEntry
+	nil,                                // 234: persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	nil,                                // 235: persys.cluster.v1.Namespace.NodeLabelsEntry
+	nil,                                // 236: persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
+	nil,                                // 237: persys.cluster.v1.Account.ClaimsEntry
+	nil,                                // 238: persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	nil,                                // 239: persys.cluster.v1.StartRunRequest.ParametersEntry
+	nil,                                // 240: persys.cluster.v1.ScrapeGroup.LabelsEntry
+	(*timestamppb.Timestamp)(nil),      // 241: google.protobuf.Timestamp
+	(*v1.WorkloadView)(nil),            // 242: persys.control.v1.WorkloadView
+	(*v1.WorkloadAction)(nil),          // 243: persys.control.v1.WorkloadAction
+	(*v1.AutoscaleStatus)(nil),         // 244: persys.control.v1.AutoscaleStatus
+	(*v1.Stopping)(nil),                // 245: persys.control.v1.Stopping
+	(*v1.ApplyWorkloadRequest)(nil),    // 246: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 247: persys.control.v1.ApplyWorkloadResponse
+	(*v1.TakenBack)(nil),               // 248: persys.control.v1.TakenBack
+	(*v1.Taint)(nil),                   // 249: persys.control.v1.Taint
+	(*v1.NodeView)(nil),                // 250: persys.control.v1.NodeView
+	(*v1.WorkloadSpec)(nil),            // 251: persys.control.v1.WorkloadSpec
+	(*v1.Generation)(nil),              // 252: persys.control.v1.Generation
+	(*v1.UpdateStrategy)(nil),          // 253: persys.control.v1.UpdateStrategy
+	(*v11.NetworkMember)(nil),          // 254: persys.agent.v1.NetworkMember
+	(*v11.NetworkService)(nil),         // 255: persys.agent.v1.NetworkService
+	(*v11.NetworkIngress)(nil),         // 256: persys.agent.v1.NetworkIngress
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
-	238, // 0: persys.cluster.v1.ClusterKeyStatusResponse.changed_at:type_name -> google.protobuf.Timestamp
+	241, // 0: persys.cluster.v1.ClusterKeyStatusResponse.changed_at:type_name -> google.protobuf.Timestamp
 	4,   // 1: persys.cluster.v1.ClusterKeyStatusResponse.replicas:type_name -> persys.cluster.v1.ClusterKeyReplica
 	13,  // 2: persys.cluster.v1.BundleResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	238, // 3: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
+	241, // 3: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
 	16,  // 4: persys.cluster.v1.CreateTokenResponse.info:type_name -> persys.cluster.v1.TokenInfo
-	238, // 5: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
-	238, // 6: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
+	241, // 5: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
+	241, // 6: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
 	16,  // 7: persys.cluster.v1.ListTokensResponse.tokens:type_name -> persys.cluster.v1.TokenInfo
-	238, // 8: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
-	238, // 9: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
+	241, // 8: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
+	241, // 9: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
 	22,  // 10: persys.cluster.v1.ListIdentitiesResponse.identities:type_name -> persys.cluster.v1.IdentityInfo
 	13,  // 11: persys.cluster.v1.ListIdentitiesResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	238, // 12: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
-	238, // 13: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
+	241, // 12: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
+	241, // 13: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
 	27,  // 14: persys.cluster.v1.ListAuthoritiesResponse.authorities:type_name -> persys.cluster.v1.AuthorityInfo
 	27,  // 15: persys.cluster.v1.PutAuthorityResponse.authority:type_name -> persys.cluster.v1.AuthorityInfo
-	238, // 16: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	241, // 16: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	36,  // 17: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
-	238, // 18: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	238, // 19: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
-	229, // 20: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
+	241, // 18: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	241, // 19: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
+	232, // 20: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
 	42,  // 21: persys.cluster.v1.AuditRecord.details:type_name -> persys.cluster.v1.AuditDetail
-	239, // 22: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
+	242, // 22: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
 	47,  // 23: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
 	46,  // 24: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	240, // 25: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
-	241, // 26: persys.cluster.v1.WhyResponse.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	242, // 27: persys.cluster.v1.WhyResponse.stopping:type_name -> persys.control.v1.Stopping
-	243, // 28: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	244, // 29: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	243, // 30: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	243, // 25: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
+	244, // 26: persys.cluster.v1.WhyResponse.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	245, // 27: persys.cluster.v1.WhyResponse.stopping:type_name -> persys.control.v1.Stopping
+	246, // 28: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	247, // 29: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	246, // 30: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
 	52,  // 31: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
 	47,  // 32: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
 	46,  // 33: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	245, // 34: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
+	248, // 34: persys.cluster.v1.PlannedWorkload.takes_back:type_name -> persys.control.v1.TakenBack
 	53,  // 35: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
-	243, // 36: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	244, // 37: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	230, // 38: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
-	246, // 39: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
-	238, // 40: persys.cluster.v1.PlannedMove.stays_until:type_name -> google.protobuf.Timestamp
-	247, // 41: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	246, // 36: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	247, // 37: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	233, // 38: persys.cluster.v1.LabelNodeRequest.labels:type_name -> persys.cluster.v1.LabelNodeRequest.LabelsEntry
+	249, // 39: persys.cluster.v1.TaintNodeRequest.taints:type_name -> persys.control.v1.Taint
+	241, // 40: persys.cluster.v1.PlannedMove.stays_until:type_name -> google.protobuf.Timestamp
+	250, // 41: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
 	63,  // 42: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
 	68,  // 43: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
 	69,  // 44: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
@@ -18021,22 +18377,22 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	71,  // 46: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
 	66,  // 47: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
 	72,  // 48: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
-	231, // 49: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	238, // 50: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	238, // 51: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	238, // 52: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	234, // 49: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	241, // 50: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	241, // 51: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	241, // 52: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
 	76,  // 53: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	238, // 54: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
+	241, // 54: persys.cluster.v1.WorkloadRevision.applied_at:type_name -> google.protobuf.Timestamp
 	52,  // 55: persys.cluster.v1.WorkloadRevision.changes:type_name -> persys.cluster.v1.FieldChange
-	248, // 56: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
+	251, // 56: persys.cluster.v1.WorkloadRevision.spec:type_name -> persys.control.v1.WorkloadSpec
 	79,  // 57: persys.cluster.v1.ListRevisionsResponse.revisions:type_name -> persys.cluster.v1.WorkloadRevision
 	52,  // 58: persys.cluster.v1.ListRevisionsResponse.changes:type_name -> persys.cluster.v1.FieldChange
-	238, // 59: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	241, // 59: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
 	89,  // 60: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
 	89,  // 61: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
 	89,  // 62: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
 	94,  // 63: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
-	238, // 64: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	241, // 64: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	93,  // 65: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
 	89,  // 66: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
 	99,  // 67: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
@@ -18044,285 +18400,291 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	109, // 69: persys.cluster.v1.MirrorStatusResponse.replicas:type_name -> persys.cluster.v1.MirrorProbe
 	93,  // 70: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
 	92,  // 71: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
-	238, // 72: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
+	241, // 72: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
 	113, // 73: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
-	243, // 74: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
+	246, // 74: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
 	120, // 75: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
 	123, // 76: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
-	126, // 77: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
-	238, // 78: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
-	238, // 79: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
-	238, // 80: persys.cluster.v1.Volume.unused_since:type_name -> google.protobuf.Timestamp
-	123, // 81: persys.cluster.v1.CreateVolumeResponse.volume:type_name -> persys.cluster.v1.Volume
-	129, // 82: persys.cluster.v1.Namespace.quota:type_name -> persys.cluster.v1.NamespaceAmounts
-	129, // 83: persys.cluster.v1.Namespace.used:type_name -> persys.cluster.v1.NamespaceAmounts
-	238, // 84: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
-	238, // 85: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
-	232, // 86: persys.cluster.v1.Namespace.node_labels:type_name -> persys.cluster.v1.Namespace.NodeLabelsEntry
-	130, // 87: persys.cluster.v1.ListNamespacesResponse.namespaces:type_name -> persys.cluster.v1.Namespace
-	129, // 88: persys.cluster.v1.PutNamespaceRequest.quota:type_name -> persys.cluster.v1.NamespaceAmounts
-	233, // 89: persys.cluster.v1.PutNamespaceRequest.node_labels:type_name -> persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
-	130, // 90: persys.cluster.v1.NamespaceResponse.namespace:type_name -> persys.cluster.v1.Namespace
-	238, // 91: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
-	136, // 92: persys.cluster.v1.ListPoliciesResponse.policies:type_name -> persys.cluster.v1.Policy
-	238, // 93: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
-	143, // 94: persys.cluster.v1.ListRolesResponse.roles:type_name -> persys.cluster.v1.Role
-	238, // 95: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
-	149, // 96: persys.cluster.v1.ListBindingsResponse.bindings:type_name -> persys.cluster.v1.Binding
-	238, // 97: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
-	234, // 98: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
-	238, // 99: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
-	153, // 100: persys.cluster.v1.ListAccountsResponse.accounts:type_name -> persys.cluster.v1.Account
-	235, // 101: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
-	153, // 102: persys.cluster.v1.AccountTokenResponse.account:type_name -> persys.cluster.v1.Account
-	164, // 103: persys.cluster.v1.LinkConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
-	164, // 104: persys.cluster.v1.OpenConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
-	238, // 105: persys.cluster.v1.ConsoleSession.created_at:type_name -> google.protobuf.Timestamp
-	238, // 106: persys.cluster.v1.ConsoleSession.code_expires_at:type_name -> google.protobuf.Timestamp
-	238, // 107: persys.cluster.v1.ConsoleSession.opened_at:type_name -> google.protobuf.Timestamp
-	238, // 108: persys.cluster.v1.ConsoleSession.expires_at:type_name -> google.protobuf.Timestamp
-	164, // 109: persys.cluster.v1.ListConsolesResponse.sessions:type_name -> persys.cluster.v1.ConsoleSession
-	238, // 110: persys.cluster.v1.Object.created_at:type_name -> google.protobuf.Timestamp
-	170, // 111: persys.cluster.v1.Object.versions:type_name -> persys.cluster.v1.ObjectVersion
-	171, // 112: persys.cluster.v1.Object.users:type_name -> persys.cluster.v1.ObjectUser
-	238, // 113: persys.cluster.v1.ObjectVersion.at:type_name -> google.protobuf.Timestamp
-	169, // 114: persys.cluster.v1.ListObjectsResponse.objects:type_name -> persys.cluster.v1.Object
-	182, // 115: persys.cluster.v1.GetAccessResponse.grants:type_name -> persys.cluster.v1.Grant
-	238, // 116: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
-	238, // 117: persys.cluster.v1.GetAccessResponse.session_expires_at:type_name -> google.protobuf.Timestamp
-	249, // 118: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
-	250, // 119: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
-	188, // 120: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
-	238, // 121: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
-	238, // 122: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
-	236, // 123: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
-	204, // 124: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
-	205, // 125: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
-	205, // 126: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
-	206, // 127: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
-	197, // 128: persys.cluster.v1.GetRebalancePolicyResponse.policy:type_name -> persys.cluster.v1.RebalancePolicy
-	197, // 129: persys.cluster.v1.SetRebalancePolicyRequest.policy:type_name -> persys.cluster.v1.RebalancePolicy
-	197, // 130: persys.cluster.v1.SetRebalancePolicyResponse.policy:type_name -> persys.cluster.v1.RebalancePolicy
-	204, // 131: persys.cluster.v1.ApplyRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
-	204, // 132: persys.cluster.v1.ApplyRebalanceResponse.dropped:type_name -> persys.cluster.v1.RebalanceMove
-	238, // 133: persys.cluster.v1.Network.created_at:type_name -> google.protobuf.Timestamp
-	208, // 134: persys.cluster.v1.Network.slices:type_name -> persys.cluster.v1.NetworkSlice
-	251, // 135: persys.cluster.v1.Network.members:type_name -> persys.agent.v1.NetworkMember
-	252, // 136: persys.cluster.v1.Network.services:type_name -> persys.agent.v1.NetworkService
-	253, // 137: persys.cluster.v1.Network.ingress:type_name -> persys.agent.v1.NetworkIngress
-	238, // 138: persys.cluster.v1.NetworkSlice.empty_since:type_name -> google.protobuf.Timestamp
-	211, // 139: persys.cluster.v1.CheckNetworkResponse.paths:type_name -> persys.cluster.v1.NetworkPath
-	214, // 140: persys.cluster.v1.TraceResponse.hops:type_name -> persys.cluster.v1.TraceHop
-	217, // 141: persys.cluster.v1.ListUsageResponse.samples:type_name -> persys.cluster.v1.UsageSample
-	238, // 142: persys.cluster.v1.UsageSample.start:type_name -> google.protobuf.Timestamp
-	220, // 143: persys.cluster.v1.ListScrapeTargetsResponse.groups:type_name -> persys.cluster.v1.ScrapeGroup
-	237, // 144: persys.cluster.v1.ScrapeGroup.labels:type_name -> persys.cluster.v1.ScrapeGroup.LabelsEntry
-	207, // 145: persys.cluster.v1.ListNetworksResponse.networks:type_name -> persys.cluster.v1.Network
-	207, // 146: persys.cluster.v1.GetNetworkResponse.network:type_name -> persys.cluster.v1.Network
-	207, // 147: persys.cluster.v1.CreateNetworkResponse.network:type_name -> persys.cluster.v1.Network
-	35,  // 148: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	39,  // 149: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	40,  // 150: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
-	43,  // 151: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	45,  // 152: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	49,  // 153: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	51,  // 154: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	55,  // 155: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	57,  // 156: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	58,  // 157: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	59,  // 158: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	60,  // 159: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	61,  // 160: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
-	62,  // 161: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
-	195, // 162: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
-	202, // 163: persys.cluster.v1.Cluster.ApplyRebalance:input_type -> persys.cluster.v1.ApplyRebalanceRequest
-	198, // 164: persys.cluster.v1.Cluster.GetRebalancePolicy:input_type -> persys.cluster.v1.GetRebalancePolicyRequest
-	200, // 165: persys.cluster.v1.Cluster.SetRebalancePolicy:input_type -> persys.cluster.v1.SetRebalancePolicyRequest
-	65,  // 166: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	67,  // 167: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
-	73,  // 168: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
-	75,  // 169: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	78,  // 170: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
-	81,  // 171: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
-	82,  // 172: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	84,  // 173: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	86,  // 174: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	88,  // 175: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	91,  // 176: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	33,  // 177: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	95,  // 178: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
-	97,  // 179: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
-	110, // 180: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
-	100, // 181: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
-	102, // 182: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
-	104, // 183: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
-	108, // 184: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
-	106, // 185: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
-	112, // 186: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
-	115, // 187: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
-	116, // 188: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
-	118, // 189: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
-	121, // 190: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
-	124, // 191: persys.cluster.v1.Cluster.CreateVolume:input_type -> persys.cluster.v1.CreateVolumeRequest
-	127, // 192: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
-	131, // 193: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
-	133, // 194: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
-	135, // 195: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
-	137, // 196: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
-	139, // 197: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
-	140, // 198: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
-	141, // 199: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
-	144, // 200: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
-	146, // 201: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
-	147, // 202: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
-	150, // 203: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
-	152, // 204: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
-	154, // 205: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
-	156, // 206: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
-	157, // 207: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
-	159, // 208: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
-	160, // 209: persys.cluster.v1.Cluster.LinkConsole:input_type -> persys.cluster.v1.LinkConsoleRequest
-	162, // 210: persys.cluster.v1.Cluster.OpenConsole:input_type -> persys.cluster.v1.OpenConsoleRequest
-	165, // 211: persys.cluster.v1.Cluster.ListConsoles:input_type -> persys.cluster.v1.ListConsolesRequest
-	167, // 212: persys.cluster.v1.Cluster.EndConsole:input_type -> persys.cluster.v1.EndConsoleRequest
-	172, // 213: persys.cluster.v1.Cluster.ListObjects:input_type -> persys.cluster.v1.ListObjectsRequest
-	174, // 214: persys.cluster.v1.Cluster.PutObject:input_type -> persys.cluster.v1.PutObjectRequest
-	175, // 215: persys.cluster.v1.Cluster.RollBackObject:input_type -> persys.cluster.v1.RollBackObjectRequest
-	176, // 216: persys.cluster.v1.Cluster.DeleteObject:input_type -> persys.cluster.v1.DeleteObjectRequest
-	178, // 217: persys.cluster.v1.Cluster.ShowSecret:input_type -> persys.cluster.v1.GetObjectValueRequest
-	178, // 218: persys.cluster.v1.Cluster.GetConfig:input_type -> persys.cluster.v1.GetObjectValueRequest
-	180, // 219: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
-	183, // 220: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
-	186, // 221: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
-	189, // 222: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
-	191, // 223: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
-	193, // 224: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
-	221, // 225: persys.cluster.v1.Cluster.ListNetworks:input_type -> persys.cluster.v1.ListNetworksRequest
-	223, // 226: persys.cluster.v1.Cluster.GetNetwork:input_type -> persys.cluster.v1.GetNetworkRequest
-	209, // 227: persys.cluster.v1.Cluster.CheckNetwork:input_type -> persys.cluster.v1.CheckNetworkRequest
-	212, // 228: persys.cluster.v1.Cluster.Trace:input_type -> persys.cluster.v1.TraceRequest
-	225, // 229: persys.cluster.v1.Cluster.CreateNetwork:input_type -> persys.cluster.v1.CreateNetworkRequest
-	227, // 230: persys.cluster.v1.Cluster.DeleteNetwork:input_type -> persys.cluster.v1.DeleteNetworkRequest
-	215, // 231: persys.cluster.v1.Cluster.ListUsage:input_type -> persys.cluster.v1.ListUsageRequest
-	218, // 232: persys.cluster.v1.Cluster.ListScrapeTargets:input_type -> persys.cluster.v1.ListScrapeTargetsRequest
-	7,   // 233: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
-	9,   // 234: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
-	11,  // 235: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
-	14,  // 236: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
-	17,  // 237: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
-	19,  // 238: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
-	21,  // 239: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
-	24,  // 240: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
-	26,  // 241: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
-	29,  // 242: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
-	31,  // 243: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
-	5,   // 244: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
-	0,   // 245: persys.cluster.v1.Trust.RotateClusterKey:input_type -> persys.cluster.v1.RotateClusterKeyRequest
-	2,   // 246: persys.cluster.v1.Trust.ClusterKeyStatus:input_type -> persys.cluster.v1.ClusterKeyStatusRequest
-	37,  // 247: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	38,  // 248: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	41,  // 249: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
-	44,  // 250: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	48,  // 251: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	50,  // 252: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	54,  // 253: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	56,  // 254: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	64,  // 255: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 256: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 257: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 258: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 259: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
-	64,  // 260: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
-	196, // 261: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
-	203, // 262: persys.cluster.v1.Cluster.ApplyRebalance:output_type -> persys.cluster.v1.ApplyRebalanceResponse
-	199, // 263: persys.cluster.v1.Cluster.GetRebalancePolicy:output_type -> persys.cluster.v1.GetRebalancePolicyResponse
-	201, // 264: persys.cluster.v1.Cluster.SetRebalancePolicy:output_type -> persys.cluster.v1.SetRebalancePolicyResponse
-	66,  // 265: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	70,  // 266: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
-	74,  // 267: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
-	77,  // 268: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	80,  // 269: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
-	244, // 270: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
-	83,  // 271: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	85,  // 272: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	87,  // 273: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	90,  // 274: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	92,  // 275: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	34,  // 276: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	96,  // 277: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
-	98,  // 278: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
-	111, // 279: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
-	101, // 280: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
-	103, // 281: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
-	105, // 282: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
-	109, // 283: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
-	107, // 284: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
-	114, // 285: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
-	117, // 286: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	117, // 287: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	119, // 288: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
-	122, // 289: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
-	125, // 290: persys.cluster.v1.Cluster.CreateVolume:output_type -> persys.cluster.v1.CreateVolumeResponse
-	128, // 291: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
-	132, // 292: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
-	134, // 293: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
-	185, // 294: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
-	138, // 295: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
-	142, // 296: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	142, // 297: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
-	142, // 298: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
-	145, // 299: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
-	148, // 300: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
-	148, // 301: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
-	151, // 302: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
-	148, // 303: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
-	155, // 304: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
-	158, // 305: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	158, // 306: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
-	148, // 307: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
-	161, // 308: persys.cluster.v1.Cluster.LinkConsole:output_type -> persys.cluster.v1.LinkConsoleResponse
-	163, // 309: persys.cluster.v1.Cluster.OpenConsole:output_type -> persys.cluster.v1.OpenConsoleResponse
-	166, // 310: persys.cluster.v1.Cluster.ListConsoles:output_type -> persys.cluster.v1.ListConsolesResponse
-	168, // 311: persys.cluster.v1.Cluster.EndConsole:output_type -> persys.cluster.v1.EndConsoleResponse
-	173, // 312: persys.cluster.v1.Cluster.ListObjects:output_type -> persys.cluster.v1.ListObjectsResponse
-	177, // 313: persys.cluster.v1.Cluster.PutObject:output_type -> persys.cluster.v1.ObjectResponse
-	177, // 314: persys.cluster.v1.Cluster.RollBackObject:output_type -> persys.cluster.v1.ObjectResponse
-	177, // 315: persys.cluster.v1.Cluster.DeleteObject:output_type -> persys.cluster.v1.ObjectResponse
-	179, // 316: persys.cluster.v1.Cluster.ShowSecret:output_type -> persys.cluster.v1.GetObjectValueResponse
-	179, // 317: persys.cluster.v1.Cluster.GetConfig:output_type -> persys.cluster.v1.GetObjectValueResponse
-	181, // 318: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
-	184, // 319: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
-	187, // 320: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
-	190, // 321: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
-	192, // 322: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
-	194, // 323: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
-	222, // 324: persys.cluster.v1.Cluster.ListNetworks:output_type -> persys.cluster.v1.ListNetworksResponse
-	224, // 325: persys.cluster.v1.Cluster.GetNetwork:output_type -> persys.cluster.v1.GetNetworkResponse
-	210, // 326: persys.cluster.v1.Cluster.CheckNetwork:output_type -> persys.cluster.v1.CheckNetworkResponse
-	213, // 327: persys.cluster.v1.Cluster.Trace:output_type -> persys.cluster.v1.TraceResponse
-	226, // 328: persys.cluster.v1.Cluster.CreateNetwork:output_type -> persys.cluster.v1.CreateNetworkResponse
-	228, // 329: persys.cluster.v1.Cluster.DeleteNetwork:output_type -> persys.cluster.v1.DeleteNetworkResponse
-	216, // 330: persys.cluster.v1.Cluster.ListUsage:output_type -> persys.cluster.v1.ListUsageResponse
-	219, // 331: persys.cluster.v1.Cluster.ListScrapeTargets:output_type -> persys.cluster.v1.ListScrapeTargetsResponse
-	8,   // 332: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
-	10,  // 333: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
-	12,  // 334: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
-	15,  // 335: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
-	18,  // 336: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
-	20,  // 337: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
-	23,  // 338: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
-	25,  // 339: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
-	28,  // 340: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
-	30,  // 341: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
-	32,  // 342: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
-	6,   // 343: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
-	1,   // 344: persys.cluster.v1.Trust.RotateClusterKey:output_type -> persys.cluster.v1.RotateClusterKeyResponse
-	3,   // 345: persys.cluster.v1.Trust.ClusterKeyStatus:output_type -> persys.cluster.v1.ClusterKeyStatusResponse
-	247, // [247:346] is the sub-list for method output_type
-	148, // [148:247] is the sub-list for method input_type
-	148, // [148:148] is the sub-list for extension type_name
-	148, // [148:148] is the sub-list for extension extendee
-	0,   // [0:148] is the sub-list for field type_name
+	129, // 77: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
+	241, // 78: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	241, // 79: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
+	241, // 80: persys.cluster.v1.Volume.unused_since:type_name -> google.protobuf.Timestamp
+	124, // 81: persys.cluster.v1.Volume.move:type_name -> persys.cluster.v1.VolumeMove
+	241, // 82: persys.cluster.v1.VolumeMove.started_at:type_name -> google.protobuf.Timestamp
+	241, // 83: persys.cluster.v1.VolumeMove.phase_since:type_name -> google.protobuf.Timestamp
+	124, // 84: persys.cluster.v1.MoveVolumeResponse.move:type_name -> persys.cluster.v1.VolumeMove
+	123, // 85: persys.cluster.v1.CreateVolumeResponse.volume:type_name -> persys.cluster.v1.Volume
+	132, // 86: persys.cluster.v1.Namespace.quota:type_name -> persys.cluster.v1.NamespaceAmounts
+	132, // 87: persys.cluster.v1.Namespace.used:type_name -> persys.cluster.v1.NamespaceAmounts
+	241, // 88: persys.cluster.v1.Namespace.created_at:type_name -> google.protobuf.Timestamp
+	241, // 89: persys.cluster.v1.Namespace.updated_at:type_name -> google.protobuf.Timestamp
+	235, // 90: persys.cluster.v1.Namespace.node_labels:type_name -> persys.cluster.v1.Namespace.NodeLabelsEntry
+	133, // 91: persys.cluster.v1.ListNamespacesResponse.namespaces:type_name -> persys.cluster.v1.Namespace
+	132, // 92: persys.cluster.v1.PutNamespaceRequest.quota:type_name -> persys.cluster.v1.NamespaceAmounts
+	236, // 93: persys.cluster.v1.PutNamespaceRequest.node_labels:type_name -> persys.cluster.v1.PutNamespaceRequest.NodeLabelsEntry
+	133, // 94: persys.cluster.v1.NamespaceResponse.namespace:type_name -> persys.cluster.v1.Namespace
+	241, // 95: persys.cluster.v1.Policy.updated_at:type_name -> google.protobuf.Timestamp
+	139, // 96: persys.cluster.v1.ListPoliciesResponse.policies:type_name -> persys.cluster.v1.Policy
+	241, // 97: persys.cluster.v1.Role.updated_at:type_name -> google.protobuf.Timestamp
+	146, // 98: persys.cluster.v1.ListRolesResponse.roles:type_name -> persys.cluster.v1.Role
+	241, // 99: persys.cluster.v1.Binding.at:type_name -> google.protobuf.Timestamp
+	152, // 100: persys.cluster.v1.ListBindingsResponse.bindings:type_name -> persys.cluster.v1.Binding
+	241, // 101: persys.cluster.v1.Account.expires_at:type_name -> google.protobuf.Timestamp
+	237, // 102: persys.cluster.v1.Account.claims:type_name -> persys.cluster.v1.Account.ClaimsEntry
+	241, // 103: persys.cluster.v1.Account.created_at:type_name -> google.protobuf.Timestamp
+	156, // 104: persys.cluster.v1.ListAccountsResponse.accounts:type_name -> persys.cluster.v1.Account
+	238, // 105: persys.cluster.v1.CreateAccountRequest.claims:type_name -> persys.cluster.v1.CreateAccountRequest.ClaimsEntry
+	156, // 106: persys.cluster.v1.AccountTokenResponse.account:type_name -> persys.cluster.v1.Account
+	167, // 107: persys.cluster.v1.LinkConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
+	167, // 108: persys.cluster.v1.OpenConsoleResponse.session:type_name -> persys.cluster.v1.ConsoleSession
+	241, // 109: persys.cluster.v1.ConsoleSession.created_at:type_name -> google.protobuf.Timestamp
+	241, // 110: persys.cluster.v1.ConsoleSession.code_expires_at:type_name -> google.protobuf.Timestamp
+	241, // 111: persys.cluster.v1.ConsoleSession.opened_at:type_name -> google.protobuf.Timestamp
+	241, // 112: persys.cluster.v1.ConsoleSession.expires_at:type_name -> google.protobuf.Timestamp
+	167, // 113: persys.cluster.v1.ListConsolesResponse.sessions:type_name -> persys.cluster.v1.ConsoleSession
+	241, // 114: persys.cluster.v1.Object.created_at:type_name -> google.protobuf.Timestamp
+	173, // 115: persys.cluster.v1.Object.versions:type_name -> persys.cluster.v1.ObjectVersion
+	174, // 116: persys.cluster.v1.Object.users:type_name -> persys.cluster.v1.ObjectUser
+	241, // 117: persys.cluster.v1.ObjectVersion.at:type_name -> google.protobuf.Timestamp
+	172, // 118: persys.cluster.v1.ListObjectsResponse.objects:type_name -> persys.cluster.v1.Object
+	185, // 119: persys.cluster.v1.GetAccessResponse.grants:type_name -> persys.cluster.v1.Grant
+	241, // 120: persys.cluster.v1.GetAccessResponse.certificate_not_after:type_name -> google.protobuf.Timestamp
+	241, // 121: persys.cluster.v1.GetAccessResponse.session_expires_at:type_name -> google.protobuf.Timestamp
+	252, // 122: persys.cluster.v1.GetRolloutResponse.id:type_name -> persys.control.v1.Generation
+	253, // 123: persys.cluster.v1.GetRolloutResponse.update:type_name -> persys.control.v1.UpdateStrategy
+	191, // 124: persys.cluster.v1.GetRolloutResponse.members:type_name -> persys.cluster.v1.RolloutMember
+	241, // 125: persys.cluster.v1.GetRolloutResponse.started_at:type_name -> google.protobuf.Timestamp
+	241, // 126: persys.cluster.v1.GetRolloutResponse.ended_at:type_name -> google.protobuf.Timestamp
+	239, // 127: persys.cluster.v1.StartRunRequest.parameters:type_name -> persys.cluster.v1.StartRunRequest.ParametersEntry
+	207, // 128: persys.cluster.v1.PreviewRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
+	208, // 129: persys.cluster.v1.PreviewRebalanceResponse.before:type_name -> persys.cluster.v1.Imbalance
+	208, // 130: persys.cluster.v1.PreviewRebalanceResponse.after:type_name -> persys.cluster.v1.Imbalance
+	209, // 131: persys.cluster.v1.PreviewRebalanceResponse.immovable:type_name -> persys.cluster.v1.ImmovableWorkloads
+	200, // 132: persys.cluster.v1.GetRebalancePolicyResponse.policy:type_name -> persys.cluster.v1.RebalancePolicy
+	200, // 133: persys.cluster.v1.SetRebalancePolicyRequest.policy:type_name -> persys.cluster.v1.RebalancePolicy
+	200, // 134: persys.cluster.v1.SetRebalancePolicyResponse.policy:type_name -> persys.cluster.v1.RebalancePolicy
+	207, // 135: persys.cluster.v1.ApplyRebalanceResponse.moves:type_name -> persys.cluster.v1.RebalanceMove
+	207, // 136: persys.cluster.v1.ApplyRebalanceResponse.dropped:type_name -> persys.cluster.v1.RebalanceMove
+	241, // 137: persys.cluster.v1.Network.created_at:type_name -> google.protobuf.Timestamp
+	211, // 138: persys.cluster.v1.Network.slices:type_name -> persys.cluster.v1.NetworkSlice
+	254, // 139: persys.cluster.v1.Network.members:type_name -> persys.agent.v1.NetworkMember
+	255, // 140: persys.cluster.v1.Network.services:type_name -> persys.agent.v1.NetworkService
+	256, // 141: persys.cluster.v1.Network.ingress:type_name -> persys.agent.v1.NetworkIngress
+	241, // 142: persys.cluster.v1.NetworkSlice.empty_since:type_name -> google.protobuf.Timestamp
+	214, // 143: persys.cluster.v1.CheckNetworkResponse.paths:type_name -> persys.cluster.v1.NetworkPath
+	217, // 144: persys.cluster.v1.TraceResponse.hops:type_name -> persys.cluster.v1.TraceHop
+	220, // 145: persys.cluster.v1.ListUsageResponse.samples:type_name -> persys.cluster.v1.UsageSample
+	241, // 146: persys.cluster.v1.UsageSample.start:type_name -> google.protobuf.Timestamp
+	223, // 147: persys.cluster.v1.ListScrapeTargetsResponse.groups:type_name -> persys.cluster.v1.ScrapeGroup
+	240, // 148: persys.cluster.v1.ScrapeGroup.labels:type_name -> persys.cluster.v1.ScrapeGroup.LabelsEntry
+	210, // 149: persys.cluster.v1.ListNetworksResponse.networks:type_name -> persys.cluster.v1.Network
+	210, // 150: persys.cluster.v1.GetNetworkResponse.network:type_name -> persys.cluster.v1.Network
+	210, // 151: persys.cluster.v1.CreateNetworkResponse.network:type_name -> persys.cluster.v1.Network
+	35,  // 152: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	39,  // 153: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	40,  // 154: persys.cluster.v1.Cluster.Audit:input_type -> persys.cluster.v1.AuditRequest
+	43,  // 155: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	45,  // 156: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	49,  // 157: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	51,  // 158: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	55,  // 159: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	57,  // 160: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	58,  // 161: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	59,  // 162: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	60,  // 163: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	61,  // 164: persys.cluster.v1.Cluster.LabelNode:input_type -> persys.cluster.v1.LabelNodeRequest
+	62,  // 165: persys.cluster.v1.Cluster.TaintNode:input_type -> persys.cluster.v1.TaintNodeRequest
+	198, // 166: persys.cluster.v1.Cluster.PreviewRebalance:input_type -> persys.cluster.v1.PreviewRebalanceRequest
+	205, // 167: persys.cluster.v1.Cluster.ApplyRebalance:input_type -> persys.cluster.v1.ApplyRebalanceRequest
+	201, // 168: persys.cluster.v1.Cluster.GetRebalancePolicy:input_type -> persys.cluster.v1.GetRebalancePolicyRequest
+	203, // 169: persys.cluster.v1.Cluster.SetRebalancePolicy:input_type -> persys.cluster.v1.SetRebalancePolicyRequest
+	65,  // 170: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	67,  // 171: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
+	73,  // 172: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
+	75,  // 173: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	78,  // 174: persys.cluster.v1.Cluster.ListRevisions:input_type -> persys.cluster.v1.ListRevisionsRequest
+	81,  // 175: persys.cluster.v1.Cluster.RollBack:input_type -> persys.cluster.v1.RollBackRequest
+	82,  // 176: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	84,  // 177: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	86,  // 178: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	88,  // 179: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	91,  // 180: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	33,  // 181: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	95,  // 182: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	97,  // 183: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	110, // 184: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	100, // 185: persys.cluster.v1.Cluster.AttachMirror:input_type -> persys.cluster.v1.AttachMirrorRequest
+	102, // 186: persys.cluster.v1.Cluster.DetachMirror:input_type -> persys.cluster.v1.DetachMirrorRequest
+	104, // 187: persys.cluster.v1.Cluster.MirrorStatus:input_type -> persys.cluster.v1.MirrorStatusRequest
+	108, // 188: persys.cluster.v1.Cluster.ProbeMirror:input_type -> persys.cluster.v1.ProbeMirrorRequest
+	106, // 189: persys.cluster.v1.Cluster.GetReadIndex:input_type -> persys.cluster.v1.GetReadIndexRequest
+	112, // 190: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
+	115, // 191: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
+	116, // 192: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
+	118, // 193: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
+	121, // 194: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
+	127, // 195: persys.cluster.v1.Cluster.CreateVolume:input_type -> persys.cluster.v1.CreateVolumeRequest
+	130, // 196: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
+	125, // 197: persys.cluster.v1.Cluster.MoveVolume:input_type -> persys.cluster.v1.MoveVolumeRequest
+	134, // 198: persys.cluster.v1.Cluster.ListNamespaces:input_type -> persys.cluster.v1.ListNamespacesRequest
+	136, // 199: persys.cluster.v1.Cluster.PutNamespace:input_type -> persys.cluster.v1.PutNamespaceRequest
+	138, // 200: persys.cluster.v1.Cluster.DeleteNamespace:input_type -> persys.cluster.v1.DeleteNamespaceRequest
+	140, // 201: persys.cluster.v1.Cluster.ListPolicies:input_type -> persys.cluster.v1.ListPoliciesRequest
+	142, // 202: persys.cluster.v1.Cluster.PutPolicy:input_type -> persys.cluster.v1.PutPolicyRequest
+	143, // 203: persys.cluster.v1.Cluster.DeletePolicy:input_type -> persys.cluster.v1.DeletePolicyRequest
+	144, // 204: persys.cluster.v1.Cluster.BindPolicy:input_type -> persys.cluster.v1.BindPolicyRequest
+	147, // 205: persys.cluster.v1.Cluster.ListRoles:input_type -> persys.cluster.v1.ListRolesRequest
+	149, // 206: persys.cluster.v1.Cluster.PutRole:input_type -> persys.cluster.v1.PutRoleRequest
+	150, // 207: persys.cluster.v1.Cluster.DeleteRole:input_type -> persys.cluster.v1.DeleteRoleRequest
+	153, // 208: persys.cluster.v1.Cluster.ListBindings:input_type -> persys.cluster.v1.ListBindingsRequest
+	155, // 209: persys.cluster.v1.Cluster.BindRole:input_type -> persys.cluster.v1.BindRoleRequest
+	157, // 210: persys.cluster.v1.Cluster.ListAccounts:input_type -> persys.cluster.v1.ListAccountsRequest
+	159, // 211: persys.cluster.v1.Cluster.CreateAccount:input_type -> persys.cluster.v1.CreateAccountRequest
+	160, // 212: persys.cluster.v1.Cluster.RotateAccount:input_type -> persys.cluster.v1.RotateAccountRequest
+	162, // 213: persys.cluster.v1.Cluster.DeleteAccount:input_type -> persys.cluster.v1.DeleteAccountRequest
+	163, // 214: persys.cluster.v1.Cluster.LinkConsole:input_type -> persys.cluster.v1.LinkConsoleRequest
+	165, // 215: persys.cluster.v1.Cluster.OpenConsole:input_type -> persys.cluster.v1.OpenConsoleRequest
+	168, // 216: persys.cluster.v1.Cluster.ListConsoles:input_type -> persys.cluster.v1.ListConsolesRequest
+	170, // 217: persys.cluster.v1.Cluster.EndConsole:input_type -> persys.cluster.v1.EndConsoleRequest
+	175, // 218: persys.cluster.v1.Cluster.ListObjects:input_type -> persys.cluster.v1.ListObjectsRequest
+	177, // 219: persys.cluster.v1.Cluster.PutObject:input_type -> persys.cluster.v1.PutObjectRequest
+	178, // 220: persys.cluster.v1.Cluster.RollBackObject:input_type -> persys.cluster.v1.RollBackObjectRequest
+	179, // 221: persys.cluster.v1.Cluster.DeleteObject:input_type -> persys.cluster.v1.DeleteObjectRequest
+	181, // 222: persys.cluster.v1.Cluster.ShowSecret:input_type -> persys.cluster.v1.GetObjectValueRequest
+	181, // 223: persys.cluster.v1.Cluster.GetConfig:input_type -> persys.cluster.v1.GetObjectValueRequest
+	183, // 224: persys.cluster.v1.Cluster.GetAccess:input_type -> persys.cluster.v1.GetAccessRequest
+	186, // 225: persys.cluster.v1.Cluster.CheckAccess:input_type -> persys.cluster.v1.CheckAccessRequest
+	189, // 226: persys.cluster.v1.Cluster.GetRollout:input_type -> persys.cluster.v1.GetRolloutRequest
+	192, // 227: persys.cluster.v1.Cluster.SetRollout:input_type -> persys.cluster.v1.SetRolloutRequest
+	194, // 228: persys.cluster.v1.Cluster.StartRun:input_type -> persys.cluster.v1.StartRunRequest
+	196, // 229: persys.cluster.v1.Cluster.ScaleGroup:input_type -> persys.cluster.v1.ScaleGroupRequest
+	224, // 230: persys.cluster.v1.Cluster.ListNetworks:input_type -> persys.cluster.v1.ListNetworksRequest
+	226, // 231: persys.cluster.v1.Cluster.GetNetwork:input_type -> persys.cluster.v1.GetNetworkRequest
+	212, // 232: persys.cluster.v1.Cluster.CheckNetwork:input_type -> persys.cluster.v1.CheckNetworkRequest
+	215, // 233: persys.cluster.v1.Cluster.Trace:input_type -> persys.cluster.v1.TraceRequest
+	228, // 234: persys.cluster.v1.Cluster.CreateNetwork:input_type -> persys.cluster.v1.CreateNetworkRequest
+	230, // 235: persys.cluster.v1.Cluster.DeleteNetwork:input_type -> persys.cluster.v1.DeleteNetworkRequest
+	218, // 236: persys.cluster.v1.Cluster.ListUsage:input_type -> persys.cluster.v1.ListUsageRequest
+	221, // 237: persys.cluster.v1.Cluster.ListScrapeTargets:input_type -> persys.cluster.v1.ListScrapeTargetsRequest
+	7,   // 238: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
+	9,   // 239: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
+	11,  // 240: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
+	14,  // 241: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
+	17,  // 242: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
+	19,  // 243: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
+	21,  // 244: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
+	24,  // 245: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
+	26,  // 246: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
+	29,  // 247: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
+	31,  // 248: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
+	5,   // 249: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
+	0,   // 250: persys.cluster.v1.Trust.RotateClusterKey:input_type -> persys.cluster.v1.RotateClusterKeyRequest
+	2,   // 251: persys.cluster.v1.Trust.ClusterKeyStatus:input_type -> persys.cluster.v1.ClusterKeyStatusRequest
+	37,  // 252: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	38,  // 253: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	41,  // 254: persys.cluster.v1.Cluster.Audit:output_type -> persys.cluster.v1.AuditRecord
+	44,  // 255: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	48,  // 256: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	50,  // 257: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	54,  // 258: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	56,  // 259: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	64,  // 260: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 261: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 262: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 263: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 264: persys.cluster.v1.Cluster.LabelNode:output_type -> persys.cluster.v1.NodeActionResponse
+	64,  // 265: persys.cluster.v1.Cluster.TaintNode:output_type -> persys.cluster.v1.NodeActionResponse
+	199, // 266: persys.cluster.v1.Cluster.PreviewRebalance:output_type -> persys.cluster.v1.PreviewRebalanceResponse
+	206, // 267: persys.cluster.v1.Cluster.ApplyRebalance:output_type -> persys.cluster.v1.ApplyRebalanceResponse
+	202, // 268: persys.cluster.v1.Cluster.GetRebalancePolicy:output_type -> persys.cluster.v1.GetRebalancePolicyResponse
+	204, // 269: persys.cluster.v1.Cluster.SetRebalancePolicy:output_type -> persys.cluster.v1.SetRebalancePolicyResponse
+	66,  // 270: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	70,  // 271: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
+	74,  // 272: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
+	77,  // 273: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	80,  // 274: persys.cluster.v1.Cluster.ListRevisions:output_type -> persys.cluster.v1.ListRevisionsResponse
+	247, // 275: persys.cluster.v1.Cluster.RollBack:output_type -> persys.control.v1.ApplyWorkloadResponse
+	83,  // 276: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	85,  // 277: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	87,  // 278: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	90,  // 279: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	92,  // 280: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	34,  // 281: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	96,  // 282: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	98,  // 283: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	111, // 284: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	101, // 285: persys.cluster.v1.Cluster.AttachMirror:output_type -> persys.cluster.v1.AttachMirrorResponse
+	103, // 286: persys.cluster.v1.Cluster.DetachMirror:output_type -> persys.cluster.v1.DetachMirrorResponse
+	105, // 287: persys.cluster.v1.Cluster.MirrorStatus:output_type -> persys.cluster.v1.MirrorStatusResponse
+	109, // 288: persys.cluster.v1.Cluster.ProbeMirror:output_type -> persys.cluster.v1.MirrorProbe
+	107, // 289: persys.cluster.v1.Cluster.GetReadIndex:output_type -> persys.cluster.v1.GetReadIndexResponse
+	114, // 290: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
+	117, // 291: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	117, // 292: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	119, // 293: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
+	122, // 294: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
+	128, // 295: persys.cluster.v1.Cluster.CreateVolume:output_type -> persys.cluster.v1.CreateVolumeResponse
+	131, // 296: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
+	126, // 297: persys.cluster.v1.Cluster.MoveVolume:output_type -> persys.cluster.v1.MoveVolumeResponse
+	135, // 298: persys.cluster.v1.Cluster.ListNamespaces:output_type -> persys.cluster.v1.ListNamespacesResponse
+	137, // 299: persys.cluster.v1.Cluster.PutNamespace:output_type -> persys.cluster.v1.NamespaceResponse
+	188, // 300: persys.cluster.v1.Cluster.DeleteNamespace:output_type -> persys.cluster.v1.DeleteNamespaceResponse
+	141, // 301: persys.cluster.v1.Cluster.ListPolicies:output_type -> persys.cluster.v1.ListPoliciesResponse
+	145, // 302: persys.cluster.v1.Cluster.PutPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	145, // 303: persys.cluster.v1.Cluster.DeletePolicy:output_type -> persys.cluster.v1.PolicyResponse
+	145, // 304: persys.cluster.v1.Cluster.BindPolicy:output_type -> persys.cluster.v1.PolicyResponse
+	148, // 305: persys.cluster.v1.Cluster.ListRoles:output_type -> persys.cluster.v1.ListRolesResponse
+	151, // 306: persys.cluster.v1.Cluster.PutRole:output_type -> persys.cluster.v1.RoleResponse
+	151, // 307: persys.cluster.v1.Cluster.DeleteRole:output_type -> persys.cluster.v1.RoleResponse
+	154, // 308: persys.cluster.v1.Cluster.ListBindings:output_type -> persys.cluster.v1.ListBindingsResponse
+	151, // 309: persys.cluster.v1.Cluster.BindRole:output_type -> persys.cluster.v1.RoleResponse
+	158, // 310: persys.cluster.v1.Cluster.ListAccounts:output_type -> persys.cluster.v1.ListAccountsResponse
+	161, // 311: persys.cluster.v1.Cluster.CreateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	161, // 312: persys.cluster.v1.Cluster.RotateAccount:output_type -> persys.cluster.v1.AccountTokenResponse
+	151, // 313: persys.cluster.v1.Cluster.DeleteAccount:output_type -> persys.cluster.v1.RoleResponse
+	164, // 314: persys.cluster.v1.Cluster.LinkConsole:output_type -> persys.cluster.v1.LinkConsoleResponse
+	166, // 315: persys.cluster.v1.Cluster.OpenConsole:output_type -> persys.cluster.v1.OpenConsoleResponse
+	169, // 316: persys.cluster.v1.Cluster.ListConsoles:output_type -> persys.cluster.v1.ListConsolesResponse
+	171, // 317: persys.cluster.v1.Cluster.EndConsole:output_type -> persys.cluster.v1.EndConsoleResponse
+	176, // 318: persys.cluster.v1.Cluster.ListObjects:output_type -> persys.cluster.v1.ListObjectsResponse
+	180, // 319: persys.cluster.v1.Cluster.PutObject:output_type -> persys.cluster.v1.ObjectResponse
+	180, // 320: persys.cluster.v1.Cluster.RollBackObject:output_type -> persys.cluster.v1.ObjectResponse
+	180, // 321: persys.cluster.v1.Cluster.DeleteObject:output_type -> persys.cluster.v1.ObjectResponse
+	182, // 322: persys.cluster.v1.Cluster.ShowSecret:output_type -> persys.cluster.v1.GetObjectValueResponse
+	182, // 323: persys.cluster.v1.Cluster.GetConfig:output_type -> persys.cluster.v1.GetObjectValueResponse
+	184, // 324: persys.cluster.v1.Cluster.GetAccess:output_type -> persys.cluster.v1.GetAccessResponse
+	187, // 325: persys.cluster.v1.Cluster.CheckAccess:output_type -> persys.cluster.v1.CheckAccessResponse
+	190, // 326: persys.cluster.v1.Cluster.GetRollout:output_type -> persys.cluster.v1.GetRolloutResponse
+	193, // 327: persys.cluster.v1.Cluster.SetRollout:output_type -> persys.cluster.v1.SetRolloutResponse
+	195, // 328: persys.cluster.v1.Cluster.StartRun:output_type -> persys.cluster.v1.StartRunResponse
+	197, // 329: persys.cluster.v1.Cluster.ScaleGroup:output_type -> persys.cluster.v1.ScaleGroupResponse
+	225, // 330: persys.cluster.v1.Cluster.ListNetworks:output_type -> persys.cluster.v1.ListNetworksResponse
+	227, // 331: persys.cluster.v1.Cluster.GetNetwork:output_type -> persys.cluster.v1.GetNetworkResponse
+	213, // 332: persys.cluster.v1.Cluster.CheckNetwork:output_type -> persys.cluster.v1.CheckNetworkResponse
+	216, // 333: persys.cluster.v1.Cluster.Trace:output_type -> persys.cluster.v1.TraceResponse
+	229, // 334: persys.cluster.v1.Cluster.CreateNetwork:output_type -> persys.cluster.v1.CreateNetworkResponse
+	231, // 335: persys.cluster.v1.Cluster.DeleteNetwork:output_type -> persys.cluster.v1.DeleteNetworkResponse
+	219, // 336: persys.cluster.v1.Cluster.ListUsage:output_type -> persys.cluster.v1.ListUsageResponse
+	222, // 337: persys.cluster.v1.Cluster.ListScrapeTargets:output_type -> persys.cluster.v1.ListScrapeTargetsResponse
+	8,   // 338: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
+	10,  // 339: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
+	12,  // 340: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
+	15,  // 341: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
+	18,  // 342: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
+	20,  // 343: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
+	23,  // 344: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
+	25,  // 345: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
+	28,  // 346: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
+	30,  // 347: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
+	32,  // 348: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
+	6,   // 349: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
+	1,   // 350: persys.cluster.v1.Trust.RotateClusterKey:output_type -> persys.cluster.v1.RotateClusterKeyResponse
+	3,   // 351: persys.cluster.v1.Trust.ClusterKeyStatus:output_type -> persys.cluster.v1.ClusterKeyStatusResponse
+	252, // [252:352] is the sub-list for method output_type
+	152, // [152:252] is the sub-list for method input_type
+	152, // [152:152] is the sub-list for extension type_name
+	152, // [152:152] is the sub-list for extension extendee
+	0,   // [0:152] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }
@@ -18343,16 +18705,16 @@ func file_api_cluster_v1_cluster_proto_init() {
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
 	}
-	file_api_cluster_v1_cluster_proto_msgTypes[133].OneofWrappers = []any{}
-	file_api_cluster_v1_cluster_proto_msgTypes[139].OneofWrappers = []any{}
-	file_api_cluster_v1_cluster_proto_msgTypes[146].OneofWrappers = []any{}
+	file_api_cluster_v1_cluster_proto_msgTypes[136].OneofWrappers = []any{}
+	file_api_cluster_v1_cluster_proto_msgTypes[142].OneofWrappers = []any{}
+	file_api_cluster_v1_cluster_proto_msgTypes[149].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_cluster_v1_cluster_proto_rawDesc), len(file_api_cluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   238,
+			NumMessages:   241,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

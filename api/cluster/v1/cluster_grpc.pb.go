@@ -68,6 +68,7 @@ const (
 	Cluster_ListVolumes_FullMethodName        = "/persys.cluster.v1.Cluster/ListVolumes"
 	Cluster_CreateVolume_FullMethodName       = "/persys.cluster.v1.Cluster/CreateVolume"
 	Cluster_DeleteVolume_FullMethodName       = "/persys.cluster.v1.Cluster/DeleteVolume"
+	Cluster_MoveVolume_FullMethodName         = "/persys.cluster.v1.Cluster/MoveVolume"
 	Cluster_ListNamespaces_FullMethodName     = "/persys.cluster.v1.Cluster/ListNamespaces"
 	Cluster_PutNamespace_FullMethodName       = "/persys.cluster.v1.Cluster/PutNamespace"
 	Cluster_DeleteNamespace_FullMethodName    = "/persys.cluster.v1.Cluster/DeleteNamespace"
@@ -226,6 +227,8 @@ type ClusterClient interface {
 	CreateVolume(ctx context.Context, in *CreateVolumeRequest, opts ...grpc.CallOption) (*CreateVolumeResponse, error)
 	// Deletes a volume that no workload uses, with its data.
 	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error)
+	// Moves a local volume to another node, with the workload that uses it, or ends such a move.
+	MoveVolume(ctx context.Context, in *MoveVolumeRequest, opts ...grpc.CallOption) (*MoveVolumeResponse, error)
 	// Lists the namespaces in which the caller may act, with the use of their quotas.
 	ListNamespaces(ctx context.Context, in *ListNamespacesRequest, opts ...grpc.CallOption) (*ListNamespacesResponse, error)
 	// Creates a namespace, or replaces its description, quota and users.
@@ -833,6 +836,16 @@ func (c *clusterClient) DeleteVolume(ctx context.Context, in *DeleteVolumeReques
 	return out, nil
 }
 
+func (c *clusterClient) MoveVolume(ctx context.Context, in *MoveVolumeRequest, opts ...grpc.CallOption) (*MoveVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MoveVolumeResponse)
+	err := c.cc.Invoke(ctx, Cluster_MoveVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *clusterClient) ListNamespaces(ctx context.Context, in *ListNamespacesRequest, opts ...grpc.CallOption) (*ListNamespacesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListNamespacesResponse)
@@ -1349,6 +1362,8 @@ type ClusterServer interface {
 	CreateVolume(context.Context, *CreateVolumeRequest) (*CreateVolumeResponse, error)
 	// Deletes a volume that no workload uses, with its data.
 	DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error)
+	// Moves a local volume to another node, with the workload that uses it, or ends such a move.
+	MoveVolume(context.Context, *MoveVolumeRequest) (*MoveVolumeResponse, error)
 	// Lists the namespaces in which the caller may act, with the use of their quotas.
 	ListNamespaces(context.Context, *ListNamespacesRequest) (*ListNamespacesResponse, error)
 	// Creates a namespace, or replaces its description, quota and users.
@@ -1586,6 +1601,9 @@ func (UnimplementedClusterServer) CreateVolume(context.Context, *CreateVolumeReq
 }
 func (UnimplementedClusterServer) DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteVolume not implemented")
+}
+func (UnimplementedClusterServer) MoveVolume(context.Context, *MoveVolumeRequest) (*MoveVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method MoveVolume not implemented")
 }
 func (UnimplementedClusterServer) ListNamespaces(context.Context, *ListNamespacesRequest) (*ListNamespacesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListNamespaces not implemented")
@@ -2470,6 +2488,24 @@ func _Cluster_DeleteVolume_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_MoveVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MoveVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).MoveVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_MoveVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).MoveVolume(ctx, req.(*MoveVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Cluster_ListNamespaces_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListNamespacesRequest)
 	if err := dec(in); err != nil {
@@ -3344,6 +3380,10 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteVolume",
 			Handler:    _Cluster_DeleteVolume_Handler,
+		},
+		{
+			MethodName: "MoveVolume",
+			Handler:    _Cluster_MoveVolume_Handler,
 		},
 		{
 			MethodName: "ListNamespaces",

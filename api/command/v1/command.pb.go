@@ -408,6 +408,8 @@ type Command struct {
 	//	*Command_EndConsole
 	//	*Command_RotateClusterKey
 	//	*Command_Reseal
+	//	*Command_MoveVolume
+	//	*Command_AdvanceMoves
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1114,6 +1116,24 @@ func (x *Command) GetReseal() *Reseal {
 	return nil
 }
 
+func (x *Command) GetMoveVolume() *MoveVolume {
+	if x != nil {
+		if x, ok := x.Body.(*Command_MoveVolume); ok {
+			return x.MoveVolume
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAdvanceMoves() *AdvanceMoves {
+	if x != nil {
+		if x, ok := x.Body.(*Command_AdvanceMoves); ok {
+			return x.AdvanceMoves
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -1410,6 +1430,14 @@ type Command_Reseal struct {
 	Reseal *Reseal `protobuf:"bytes,541,opt,name=reseal,proto3,oneof"`
 }
 
+type Command_MoveVolume struct {
+	MoveVolume *MoveVolume `protobuf:"bytes,590,opt,name=move_volume,json=moveVolume,proto3,oneof"`
+}
+
+type Command_AdvanceMoves struct {
+	AdvanceMoves *AdvanceMoves `protobuf:"bytes,591,opt,name=advance_moves,json=advanceMoves,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Body() {}
 
 func (*Command_PutWorkloads) isCommand_Body() {}
@@ -1555,6 +1583,10 @@ func (*Command_EndConsole) isCommand_Body() {}
 func (*Command_RotateClusterKey) isCommand_Body() {}
 
 func (*Command_Reseal) isCommand_Body() {}
+
+func (*Command_MoveVolume) isCommand_Body() {}
+
+func (*Command_AdvanceMoves) isCommand_Body() {}
 
 type Label struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4833,7 +4865,11 @@ type HeldVolume struct {
 	// Workload that used the volume last; empty = none, or it was deleted.
 	Owner string `protobuf:"bytes,7,opt,name=owner,proto3" json:"owner,omitempty"`
 	// A user created the volume.
-	ByHand        bool `protobuf:"varint,8,opt,name=by_hand,json=byHand,proto3" json:"by_hand,omitempty"`
+	ByHand bool `protobuf:"varint,8,opt,name=by_hand,json=byHand,proto3" json:"by_hand,omitempty"`
+	// Id of the move that made this copy; absent = the volume never moved.
+	Copy *Generation `protobuf:"bytes,9,opt,name=copy,proto3" json:"copy,omitempty"`
+	// The copy is not in use: the node set it aside for a move, or it has just been copied to the node.
+	Aside         bool `protobuf:"varint,10,opt,name=aside,proto3" json:"aside,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4924,6 +4960,390 @@ func (x *HeldVolume) GetByHand() bool {
 	return false
 }
 
+func (x *HeldVolume) GetCopy() *Generation {
+	if x != nil {
+		return x.Copy
+	}
+	return nil
+}
+
+func (x *HeldVolume) GetAside() bool {
+	if x != nil {
+		return x.Aside
+	}
+	return false
+}
+
+// MoveVolume starts or ends the move of a local volume, and of the workload that uses it, to another node.
+type MoveVolume struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Namespace; empty = default.
+	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Node that has the volume.
+	From string `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`
+	// Node to which the volume moves; empty if end is set.
+	To string `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
+	// Most bytes of content per second; 0 = no limit.
+	BytesPerSecond int64 `protobuf:"varint,5,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	// How to end the move that is in progress: empty = start a move, cancel = the volume stays on its node,
+	// settle = the former copy is deleted now.
+	End           string `protobuf:"bytes,6,opt,name=end,proto3" json:"end,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveVolume) Reset() {
+	*x = MoveVolume{}
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveVolume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveVolume) ProtoMessage() {}
+
+func (x *MoveVolume) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveVolume.ProtoReflect.Descriptor instead.
+func (*MoveVolume) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *MoveVolume) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MoveVolume) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *MoveVolume) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *MoveVolume) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *MoveVolume) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *MoveVolume) GetEnd() string {
+	if x != nil {
+		return x.End
+	}
+	return ""
+}
+
+// AdvanceMoves takes moves of volumes to their next phase.
+type AdvanceMoves struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Steps         []*MoveStep            `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdvanceMoves) Reset() {
+	*x = AdvanceMoves{}
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdvanceMoves) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdvanceMoves) ProtoMessage() {}
+
+func (x *AdvanceMoves) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdvanceMoves.ProtoReflect.Descriptor instead.
+func (*AdvanceMoves) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *AdvanceMoves) GetSteps() []*MoveStep {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+// MoveStep takes one move to its next phase.
+type MoveStep struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Workload string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
+	// Id of the move.
+	Move *Generation `protobuf:"bytes,2,opt,name=move,proto3" json:"move,omitempty"`
+	// Next phase; empty = the record of the move is removed.
+	Phase         string `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"`
+	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveStep) Reset() {
+	*x = MoveStep{}
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveStep) ProtoMessage() {}
+
+func (x *MoveStep) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveStep.ProtoReflect.Descriptor instead.
+func (*MoveStep) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *MoveStep) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *MoveStep) GetMove() *Generation {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+func (x *MoveStep) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *MoveStep) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// MoveRecord is the move of the local volumes of a workload as the state stores it.
+type MoveRecord struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Id       *Generation            `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Workload string                 `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
+	// Namespace; empty = default.
+	Namespace string `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Names of the volumes, sorted.
+	Volumes []string `protobuf:"bytes,4,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	From    string   `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`
+	To      string   `protobuf:"bytes,6,opt,name=to,proto3" json:"to,omitempty"`
+	Phase   string   `protobuf:"bytes,7,opt,name=phase,proto3" json:"phase,omitempty"`
+	// Unix nanoseconds.
+	PhaseSince     int64  `protobuf:"varint,8,opt,name=phase_since,json=phaseSince,proto3" json:"phase_since,omitempty"`
+	StartedAt      int64  `protobuf:"varint,9,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	Reason         string `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"`
+	By             string `protobuf:"bytes,11,opt,name=by,proto3" json:"by,omitempty"`
+	BytesPerSecond int64  `protobuf:"varint,12,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	// The workload ran before it was stopped for the move.
+	Resume bool `protobuf:"varint,13,opt,name=resume,proto3" json:"resume,omitempty"`
+	// Resources that are reserved on the node to.
+	Demand *Demand `protobuf:"bytes,14,opt,name=demand,proto3" json:"demand,omitempty"`
+	// Since when the workload has run healthy on the node to, in phase placed, Unix nanoseconds; 0 = it does not.
+	RunsSince     int64 `protobuf:"varint,15,opt,name=runs_since,json=runsSince,proto3" json:"runs_since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveRecord) Reset() {
+	*x = MoveRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveRecord) ProtoMessage() {}
+
+func (x *MoveRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveRecord.ProtoReflect.Descriptor instead.
+func (*MoveRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *MoveRecord) GetId() *Generation {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+func (x *MoveRecord) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *MoveRecord) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *MoveRecord) GetVolumes() []string {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *MoveRecord) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *MoveRecord) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *MoveRecord) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *MoveRecord) GetPhaseSince() int64 {
+	if x != nil {
+		return x.PhaseSince
+	}
+	return 0
+}
+
+func (x *MoveRecord) GetStartedAt() int64 {
+	if x != nil {
+		return x.StartedAt
+	}
+	return 0
+}
+
+func (x *MoveRecord) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *MoveRecord) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *MoveRecord) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *MoveRecord) GetResume() bool {
+	if x != nil {
+		return x.Resume
+	}
+	return false
+}
+
+func (x *MoveRecord) GetDemand() *Demand {
+	if x != nil {
+		return x.Demand
+	}
+	return nil
+}
+
+func (x *MoveRecord) GetRunsSince() int64 {
+	if x != nil {
+		return x.RunsSince
+	}
+	return 0
+}
+
 // VolumeRecord is a volume as the state stores it.
 type VolumeRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4946,15 +5366,22 @@ type VolumeRecord struct {
 	CreatedAt int64  `protobuf:"varint,11,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	CreatedBy string `protobuf:"bytes,12,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
 	// Time since which no workload uses the volume, Unix nanoseconds; 0 = the volume is in use.
-	UnusedSince   int64  `protobuf:"varint,13,opt,name=unused_since,json=unusedSince,proto3" json:"unused_since,omitempty"`
-	ModifyIndex   uint64 `protobuf:"varint,14,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
+	UnusedSince int64  `protobuf:"varint,13,opt,name=unused_since,json=unusedSince,proto3" json:"unused_since,omitempty"`
+	ModifyIndex uint64 `protobuf:"varint,14,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
+	// Id of the move that made the copy in use; absent = the volume never moved.
+	Copy *Generation `protobuf:"bytes,15,opt,name=copy,proto3" json:"copy,omitempty"`
+	// Id of the last move that was undone: the node may use its copy although it had set the copy aside for
+	// this move.
+	Undone *Generation `protobuf:"bytes,16,opt,name=undone,proto3" json:"undone,omitempty"`
+	// Id of the copy that the former node of the volume keeps.
+	Former        *Generation `protobuf:"bytes,17,opt,name=former,proto3" json:"former,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VolumeRecord) Reset() {
 	*x = VolumeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4966,7 +5393,7 @@ func (x *VolumeRecord) String() string {
 func (*VolumeRecord) ProtoMessage() {}
 
 func (x *VolumeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4979,7 +5406,7 @@ func (x *VolumeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeRecord.ProtoReflect.Descriptor instead.
 func (*VolumeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *VolumeRecord) GetName() string {
@@ -5080,6 +5507,27 @@ func (x *VolumeRecord) GetModifyIndex() uint64 {
 	return 0
 }
 
+func (x *VolumeRecord) GetCopy() *Generation {
+	if x != nil {
+		return x.Copy
+	}
+	return nil
+}
+
+func (x *VolumeRecord) GetUndone() *Generation {
+	if x != nil {
+		return x.Undone
+	}
+	return nil
+}
+
+func (x *VolumeRecord) GetFormer() *Generation {
+	if x != nil {
+		return x.Former
+	}
+	return nil
+}
+
 // Bundle holds the files that lie beside a Compose file. Several workloads, former revisions and updates
 // may refer to the same bundle. The state keeps it until none of them does.
 type Bundle struct {
@@ -5094,7 +5542,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5106,7 +5554,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5119,7 +5567,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Bundle) GetDigest() string {
@@ -5175,7 +5623,7 @@ type PutWorkloads struct {
 
 func (x *PutWorkloads) Reset() {
 	*x = PutWorkloads{}
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5187,7 +5635,7 @@ func (x *PutWorkloads) String() string {
 func (*PutWorkloads) ProtoMessage() {}
 
 func (x *PutWorkloads) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5200,7 +5648,7 @@ func (x *PutWorkloads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutWorkloads.ProtoReflect.Descriptor instead.
 func (*PutWorkloads) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PutWorkloads) GetWorkloads() []*WorkloadPut {
@@ -5305,7 +5753,7 @@ type UpdatePolicy struct {
 
 func (x *UpdatePolicy) Reset() {
 	*x = UpdatePolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5317,7 +5765,7 @@ func (x *UpdatePolicy) String() string {
 func (*UpdatePolicy) ProtoMessage() {}
 
 func (x *UpdatePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5330,7 +5778,7 @@ func (x *UpdatePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePolicy.ProtoReflect.Descriptor instead.
 func (*UpdatePolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *UpdatePolicy) GetMaxParallel() int32 {
@@ -5400,7 +5848,7 @@ type AdvanceRollout struct {
 
 func (x *AdvanceRollout) Reset() {
 	*x = AdvanceRollout{}
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5412,7 +5860,7 @@ func (x *AdvanceRollout) String() string {
 func (*AdvanceRollout) ProtoMessage() {}
 
 func (x *AdvanceRollout) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5425,7 +5873,7 @@ func (x *AdvanceRollout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdvanceRollout.ProtoReflect.Descriptor instead.
 func (*AdvanceRollout) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *AdvanceRollout) GetGroup() string {
@@ -5496,7 +5944,7 @@ type SetRollout struct {
 
 func (x *SetRollout) Reset() {
 	*x = SetRollout{}
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5508,7 +5956,7 @@ func (x *SetRollout) String() string {
 func (*SetRollout) ProtoMessage() {}
 
 func (x *SetRollout) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5521,7 +5969,7 @@ func (x *SetRollout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRollout.ProtoReflect.Descriptor instead.
 func (*SetRollout) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *SetRollout) GetGroup() string {
@@ -5565,7 +6013,7 @@ type ScaleGroup struct {
 
 func (x *ScaleGroup) Reset() {
 	*x = ScaleGroup{}
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5577,7 +6025,7 @@ func (x *ScaleGroup) String() string {
 func (*ScaleGroup) ProtoMessage() {}
 
 func (x *ScaleGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5590,7 +6038,7 @@ func (x *ScaleGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScaleGroup.ProtoReflect.Descriptor instead.
 func (*ScaleGroup) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ScaleGroup) GetGroup() string {
@@ -5663,7 +6111,7 @@ type SetDesired struct {
 
 func (x *SetDesired) Reset() {
 	*x = SetDesired{}
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5675,7 +6123,7 @@ func (x *SetDesired) String() string {
 func (*SetDesired) ProtoMessage() {}
 
 func (x *SetDesired) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5688,7 +6136,7 @@ func (x *SetDesired) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDesired.ProtoReflect.Descriptor instead.
 func (*SetDesired) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *SetDesired) GetId() string {
@@ -5728,7 +6176,7 @@ type DeleteWorkload struct {
 
 func (x *DeleteWorkload) Reset() {
 	*x = DeleteWorkload{}
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5740,7 +6188,7 @@ func (x *DeleteWorkload) String() string {
 func (*DeleteWorkload) ProtoMessage() {}
 
 func (x *DeleteWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5753,7 +6201,7 @@ func (x *DeleteWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkload.ProtoReflect.Descriptor instead.
 func (*DeleteWorkload) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *DeleteWorkload) GetId() string {
@@ -5799,7 +6247,7 @@ type RetryWorkload struct {
 
 func (x *RetryWorkload) Reset() {
 	*x = RetryWorkload{}
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5811,7 +6259,7 @@ func (x *RetryWorkload) String() string {
 func (*RetryWorkload) ProtoMessage() {}
 
 func (x *RetryWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5824,7 +6272,7 @@ func (x *RetryWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkload.ProtoReflect.Descriptor instead.
 func (*RetryWorkload) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RetryWorkload) GetId() string {
@@ -5859,7 +6307,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5871,7 +6319,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5884,7 +6332,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Pool) GetName() string {
@@ -5936,6 +6384,8 @@ type RegisterNode struct {
 	MetricsPort uint32 `protobuf:"varint,440,opt,name=metrics_port,json=metricsPort,proto3" json:"metrics_port,omitempty"`
 	// Set if the agent keeps secrets and configs as files in memory and signals containers for new versions.
 	MemoryFiles bool `protobuf:"varint,411,opt,name=memory_files,json=memoryFiles,proto3" json:"memory_files,omitempty"`
+	// The agent can move volumes to and from other nodes.
+	VolumeMoves bool `protobuf:"varint,593,opt,name=volume_moves,json=volumeMoves,proto3" json:"volume_moves,omitempty"`
 	// Devices that workloads can reserve.
 	Devices       []*DeviceCount `protobuf:"bytes,382,rep,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -5944,7 +6394,7 @@ type RegisterNode struct {
 
 func (x *RegisterNode) Reset() {
 	*x = RegisterNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5956,7 +6406,7 @@ func (x *RegisterNode) String() string {
 func (*RegisterNode) ProtoMessage() {}
 
 func (x *RegisterNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5969,7 +6419,7 @@ func (x *RegisterNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNode.ProtoReflect.Descriptor instead.
 func (*RegisterNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RegisterNode) GetId() string {
@@ -6112,6 +6562,13 @@ func (x *RegisterNode) GetMemoryFiles() bool {
 	return false
 }
 
+func (x *RegisterNode) GetVolumeMoves() bool {
+	if x != nil {
+		return x.VolumeMoves
+	}
+	return false
+}
+
 func (x *RegisterNode) GetDevices() []*DeviceCount {
 	if x != nil {
 		return x.Devices
@@ -6141,7 +6598,7 @@ type NodeNetworking struct {
 
 func (x *NodeNetworking) Reset() {
 	*x = NodeNetworking{}
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6153,7 +6610,7 @@ func (x *NodeNetworking) String() string {
 func (*NodeNetworking) ProtoMessage() {}
 
 func (x *NodeNetworking) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6166,7 +6623,7 @@ func (x *NodeNetworking) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeNetworking.ProtoReflect.Descriptor instead.
 func (*NodeNetworking) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *NodeNetworking) GetAddress() string {
@@ -6229,7 +6686,7 @@ type PutNetwork struct {
 
 func (x *PutNetwork) Reset() {
 	*x = PutNetwork{}
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6241,7 +6698,7 @@ func (x *PutNetwork) String() string {
 func (*PutNetwork) ProtoMessage() {}
 
 func (x *PutNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6254,7 +6711,7 @@ func (x *PutNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNetwork.ProtoReflect.Descriptor instead.
 func (*PutNetwork) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PutNetwork) GetName() string {
@@ -6307,7 +6764,7 @@ type DeleteNetwork struct {
 
 func (x *DeleteNetwork) Reset() {
 	*x = DeleteNetwork{}
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6319,7 +6776,7 @@ func (x *DeleteNetwork) String() string {
 func (*DeleteNetwork) ProtoMessage() {}
 
 func (x *DeleteNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6332,7 +6789,7 @@ func (x *DeleteNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNetwork.ProtoReflect.Descriptor instead.
 func (*DeleteNetwork) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DeleteNetwork) GetName() string {
@@ -6367,7 +6824,7 @@ type ReleaseSlices struct {
 
 func (x *ReleaseSlices) Reset() {
 	*x = ReleaseSlices{}
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6379,7 +6836,7 @@ func (x *ReleaseSlices) String() string {
 func (*ReleaseSlices) ProtoMessage() {}
 
 func (x *ReleaseSlices) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6392,7 +6849,7 @@ func (x *ReleaseSlices) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseSlices.ProtoReflect.Descriptor instead.
 func (*ReleaseSlices) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ReleaseSlices) GetSlices() []*IdleSlice {
@@ -6415,7 +6872,7 @@ type IdleSlice struct {
 
 func (x *IdleSlice) Reset() {
 	*x = IdleSlice{}
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6427,7 +6884,7 @@ func (x *IdleSlice) String() string {
 func (*IdleSlice) ProtoMessage() {}
 
 func (x *IdleSlice) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6440,7 +6897,7 @@ func (x *IdleSlice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdleSlice.ProtoReflect.Descriptor instead.
 func (*IdleSlice) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *IdleSlice) GetNetwork() uint32 {
@@ -6489,7 +6946,7 @@ type NetworkRecord struct {
 
 func (x *NetworkRecord) Reset() {
 	*x = NetworkRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6501,7 +6958,7 @@ func (x *NetworkRecord) String() string {
 func (*NetworkRecord) ProtoMessage() {}
 
 func (x *NetworkRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6514,7 +6971,7 @@ func (x *NetworkRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkRecord.ProtoReflect.Descriptor instead.
 func (*NetworkRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *NetworkRecord) GetId() uint32 {
@@ -6616,7 +7073,7 @@ type IngressPort struct {
 
 func (x *IngressPort) Reset() {
 	*x = IngressPort{}
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6628,7 +7085,7 @@ func (x *IngressPort) String() string {
 func (*IngressPort) ProtoMessage() {}
 
 func (x *IngressPort) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6641,7 +7098,7 @@ func (x *IngressPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IngressPort.ProtoReflect.Descriptor instead.
 func (*IngressPort) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *IngressPort) GetPort() uint32 {
@@ -6679,7 +7136,7 @@ type ServiceAddressRecord struct {
 
 func (x *ServiceAddressRecord) Reset() {
 	*x = ServiceAddressRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6691,7 +7148,7 @@ func (x *ServiceAddressRecord) String() string {
 func (*ServiceAddressRecord) ProtoMessage() {}
 
 func (x *ServiceAddressRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6704,7 +7161,7 @@ func (x *ServiceAddressRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceAddressRecord.ProtoReflect.Descriptor instead.
 func (*ServiceAddressRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ServiceAddressRecord) GetName() string {
@@ -6745,7 +7202,7 @@ type SliceRecord struct {
 
 func (x *SliceRecord) Reset() {
 	*x = SliceRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6757,7 +7214,7 @@ func (x *SliceRecord) String() string {
 func (*SliceRecord) ProtoMessage() {}
 
 func (x *SliceRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6770,7 +7227,7 @@ func (x *SliceRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SliceRecord.ProtoReflect.Descriptor instead.
 func (*SliceRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *SliceRecord) GetNumber() uint32 {
@@ -6818,7 +7275,7 @@ type CordonNode struct {
 
 func (x *CordonNode) Reset() {
 	*x = CordonNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6830,7 +7287,7 @@ func (x *CordonNode) String() string {
 func (*CordonNode) ProtoMessage() {}
 
 func (x *CordonNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6843,7 +7300,7 @@ func (x *CordonNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNode.ProtoReflect.Descriptor instead.
 func (*CordonNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *CordonNode) GetId() string {
@@ -6871,7 +7328,7 @@ type LabelNode struct {
 
 func (x *LabelNode) Reset() {
 	*x = LabelNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6883,7 +7340,7 @@ func (x *LabelNode) String() string {
 func (*LabelNode) ProtoMessage() {}
 
 func (x *LabelNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6896,7 +7353,7 @@ func (x *LabelNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelNode.ProtoReflect.Descriptor instead.
 func (*LabelNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *LabelNode) GetId() string {
@@ -6925,7 +7382,7 @@ type NodeLabel struct {
 
 func (x *NodeLabel) Reset() {
 	*x = NodeLabel{}
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6937,7 +7394,7 @@ func (x *NodeLabel) String() string {
 func (*NodeLabel) ProtoMessage() {}
 
 func (x *NodeLabel) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6950,7 +7407,7 @@ func (x *NodeLabel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeLabel.ProtoReflect.Descriptor instead.
 func (*NodeLabel) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *NodeLabel) GetKey() string {
@@ -6985,7 +7442,7 @@ type TaintNode struct {
 
 func (x *TaintNode) Reset() {
 	*x = TaintNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6997,7 +7454,7 @@ func (x *TaintNode) String() string {
 func (*TaintNode) ProtoMessage() {}
 
 func (x *TaintNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7010,7 +7467,7 @@ func (x *TaintNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaintNode.ProtoReflect.Descriptor instead.
 func (*TaintNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *TaintNode) GetId() string {
@@ -7038,7 +7495,7 @@ type NodeTaint struct {
 
 func (x *NodeTaint) Reset() {
 	*x = NodeTaint{}
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7050,7 +7507,7 @@ func (x *NodeTaint) String() string {
 func (*NodeTaint) ProtoMessage() {}
 
 func (x *NodeTaint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7063,7 +7520,7 @@ func (x *NodeTaint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTaint.ProtoReflect.Descriptor instead.
 func (*NodeTaint) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *NodeTaint) GetTaint() *Taint {
@@ -7096,7 +7553,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7108,7 +7565,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7121,7 +7578,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *DrainNode) GetId() string {
@@ -7165,7 +7622,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7177,7 +7634,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7190,7 +7647,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RemoveNode) GetId() string {
@@ -7226,7 +7683,7 @@ type FenceNode struct {
 
 func (x *FenceNode) Reset() {
 	*x = FenceNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	mi := &file_api_command_v1_command_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7238,7 +7695,7 @@ func (x *FenceNode) String() string {
 func (*FenceNode) ProtoMessage() {}
 
 func (x *FenceNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	mi := &file_api_command_v1_command_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7251,7 +7708,7 @@ func (x *FenceNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceNode.ProtoReflect.Descriptor instead.
 func (*FenceNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *FenceNode) GetId() string {
@@ -7283,7 +7740,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_api_command_v1_command_proto_msgTypes[76]
+	mi := &file_api_command_v1_command_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7295,7 +7752,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[76]
+	mi := &file_api_command_v1_command_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7308,7 +7765,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{76}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *NodeState) GetId() string {
@@ -7355,7 +7812,7 @@ type SetNodeStates struct {
 
 func (x *SetNodeStates) Reset() {
 	*x = SetNodeStates{}
-	mi := &file_api_command_v1_command_proto_msgTypes[77]
+	mi := &file_api_command_v1_command_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7367,7 +7824,7 @@ func (x *SetNodeStates) String() string {
 func (*SetNodeStates) ProtoMessage() {}
 
 func (x *SetNodeStates) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[77]
+	mi := &file_api_command_v1_command_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7380,7 +7837,7 @@ func (x *SetNodeStates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeStates.ProtoReflect.Descriptor instead.
 func (*SetNodeStates) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{77}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *SetNodeStates) GetNodes() []*NodeState {
@@ -7404,7 +7861,7 @@ type Assignment struct {
 
 func (x *Assignment) Reset() {
 	*x = Assignment{}
-	mi := &file_api_command_v1_command_proto_msgTypes[78]
+	mi := &file_api_command_v1_command_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7416,7 +7873,7 @@ func (x *Assignment) String() string {
 func (*Assignment) ProtoMessage() {}
 
 func (x *Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[78]
+	mi := &file_api_command_v1_command_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7429,7 +7886,7 @@ func (x *Assignment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
 func (*Assignment) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{78}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Assignment) GetWorkload() string {
@@ -7469,7 +7926,7 @@ type Assign struct {
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_api_command_v1_command_proto_msgTypes[79]
+	mi := &file_api_command_v1_command_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7481,7 +7938,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[79]
+	mi := &file_api_command_v1_command_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7494,7 +7951,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{79}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Assign) GetAssignments() []*Assignment {
@@ -7527,7 +7984,7 @@ type Eviction struct {
 
 func (x *Eviction) Reset() {
 	*x = Eviction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[80]
+	mi := &file_api_command_v1_command_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7539,7 +7996,7 @@ func (x *Eviction) String() string {
 func (*Eviction) ProtoMessage() {}
 
 func (x *Eviction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[80]
+	mi := &file_api_command_v1_command_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7552,7 +8009,7 @@ func (x *Eviction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Eviction.ProtoReflect.Descriptor instead.
 func (*Eviction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{80}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Eviction) GetWorkload() string {
@@ -7620,7 +8077,7 @@ type Evict struct {
 
 func (x *Evict) Reset() {
 	*x = Evict{}
-	mi := &file_api_command_v1_command_proto_msgTypes[81]
+	mi := &file_api_command_v1_command_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7632,7 +8089,7 @@ func (x *Evict) String() string {
 func (*Evict) ProtoMessage() {}
 
 func (x *Evict) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[81]
+	mi := &file_api_command_v1_command_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7645,7 +8102,7 @@ func (x *Evict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evict.ProtoReflect.Descriptor instead.
 func (*Evict) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{81}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Evict) GetEvictions() []*Eviction {
@@ -7666,7 +8123,7 @@ type MoveWorkloads struct {
 
 func (x *MoveWorkloads) Reset() {
 	*x = MoveWorkloads{}
-	mi := &file_api_command_v1_command_proto_msgTypes[82]
+	mi := &file_api_command_v1_command_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7678,7 +8135,7 @@ func (x *MoveWorkloads) String() string {
 func (*MoveWorkloads) ProtoMessage() {}
 
 func (x *MoveWorkloads) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[82]
+	mi := &file_api_command_v1_command_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7691,7 +8148,7 @@ func (x *MoveWorkloads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveWorkloads.ProtoReflect.Descriptor instead.
 func (*MoveWorkloads) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{82}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *MoveWorkloads) GetMoves() []*WorkloadMove {
@@ -7725,7 +8182,7 @@ type WorkloadMove struct {
 
 func (x *WorkloadMove) Reset() {
 	*x = WorkloadMove{}
-	mi := &file_api_command_v1_command_proto_msgTypes[83]
+	mi := &file_api_command_v1_command_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7737,7 +8194,7 @@ func (x *WorkloadMove) String() string {
 func (*WorkloadMove) ProtoMessage() {}
 
 func (x *WorkloadMove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[83]
+	mi := &file_api_command_v1_command_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7750,7 +8207,7 @@ func (x *WorkloadMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadMove.ProtoReflect.Descriptor instead.
 func (*WorkloadMove) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{83}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *WorkloadMove) GetWorkload() string {
@@ -7833,7 +8290,7 @@ type ReservedAmounts struct {
 
 func (x *ReservedAmounts) Reset() {
 	*x = ReservedAmounts{}
-	mi := &file_api_command_v1_command_proto_msgTypes[84]
+	mi := &file_api_command_v1_command_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7845,7 +8302,7 @@ func (x *ReservedAmounts) String() string {
 func (*ReservedAmounts) ProtoMessage() {}
 
 func (x *ReservedAmounts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[84]
+	mi := &file_api_command_v1_command_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7858,7 +8315,7 @@ func (x *ReservedAmounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReservedAmounts.ProtoReflect.Descriptor instead.
 func (*ReservedAmounts) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{84}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ReservedAmounts) GetCpuMillicores() int64 {
@@ -7913,7 +8370,7 @@ type Retry struct {
 
 func (x *Retry) Reset() {
 	*x = Retry{}
-	mi := &file_api_command_v1_command_proto_msgTypes[85]
+	mi := &file_api_command_v1_command_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7925,7 +8382,7 @@ func (x *Retry) String() string {
 func (*Retry) ProtoMessage() {}
 
 func (x *Retry) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[85]
+	mi := &file_api_command_v1_command_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7938,7 +8395,7 @@ func (x *Retry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retry.ProtoReflect.Descriptor instead.
 func (*Retry) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{85}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Retry) GetWorkload() string {
@@ -7999,7 +8456,7 @@ type ScheduleRetries struct {
 
 func (x *ScheduleRetries) Reset() {
 	*x = ScheduleRetries{}
-	mi := &file_api_command_v1_command_proto_msgTypes[86]
+	mi := &file_api_command_v1_command_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8011,7 +8468,7 @@ func (x *ScheduleRetries) String() string {
 func (*ScheduleRetries) ProtoMessage() {}
 
 func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[86]
+	mi := &file_api_command_v1_command_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8024,7 +8481,7 @@ func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleRetries.ProtoReflect.Descriptor instead.
 func (*ScheduleRetries) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{86}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ScheduleRetries) GetRetries() []*Retry {
@@ -8046,7 +8503,7 @@ type Unplaced struct {
 
 func (x *Unplaced) Reset() {
 	*x = Unplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[87]
+	mi := &file_api_command_v1_command_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8058,7 +8515,7 @@ func (x *Unplaced) String() string {
 func (*Unplaced) ProtoMessage() {}
 
 func (x *Unplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[87]
+	mi := &file_api_command_v1_command_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8071,7 +8528,7 @@ func (x *Unplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unplaced.ProtoReflect.Descriptor instead.
 func (*Unplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{87}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Unplaced) GetWorkload() string {
@@ -8111,7 +8568,7 @@ type ExplainUnplaced struct {
 
 func (x *ExplainUnplaced) Reset() {
 	*x = ExplainUnplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[88]
+	mi := &file_api_command_v1_command_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8123,7 +8580,7 @@ func (x *ExplainUnplaced) String() string {
 func (*ExplainUnplaced) ProtoMessage() {}
 
 func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[88]
+	mi := &file_api_command_v1_command_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8136,7 +8593,7 @@ func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainUnplaced.ProtoReflect.Descriptor instead.
 func (*ExplainUnplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{88}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ExplainUnplaced) GetWorkloads() []*Unplaced {
@@ -8155,7 +8612,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_api_command_v1_command_proto_msgTypes[89]
+	mi := &file_api_command_v1_command_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8167,7 +8624,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[89]
+	mi := &file_api_command_v1_command_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8180,7 +8637,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{89}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Address) GetIp() string {
@@ -8203,7 +8660,7 @@ type PortBinding struct {
 
 func (x *PortBinding) Reset() {
 	*x = PortBinding{}
-	mi := &file_api_command_v1_command_proto_msgTypes[90]
+	mi := &file_api_command_v1_command_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8215,7 +8672,7 @@ func (x *PortBinding) String() string {
 func (*PortBinding) ProtoMessage() {}
 
 func (x *PortBinding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[90]
+	mi := &file_api_command_v1_command_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8228,7 +8685,7 @@ func (x *PortBinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortBinding.ProtoReflect.Descriptor instead.
 func (*PortBinding) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{90}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *PortBinding) GetHostPort() uint32 {
@@ -8301,7 +8758,7 @@ type WorkloadReport struct {
 
 func (x *WorkloadReport) Reset() {
 	*x = WorkloadReport{}
-	mi := &file_api_command_v1_command_proto_msgTypes[91]
+	mi := &file_api_command_v1_command_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8313,7 +8770,7 @@ func (x *WorkloadReport) String() string {
 func (*WorkloadReport) ProtoMessage() {}
 
 func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[91]
+	mi := &file_api_command_v1_command_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8326,7 +8783,7 @@ func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadReport.ProtoReflect.Descriptor instead.
 func (*WorkloadReport) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{91}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *WorkloadReport) GetWorkload() string {
@@ -8471,7 +8928,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_api_command_v1_command_proto_msgTypes[92]
+	mi := &file_api_command_v1_command_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8483,7 +8940,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[92]
+	mi := &file_api_command_v1_command_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8496,7 +8953,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{92}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Report) GetReports() []*WorkloadReport {
@@ -8523,7 +8980,7 @@ type SetMode struct {
 
 func (x *SetMode) Reset() {
 	*x = SetMode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[93]
+	mi := &file_api_command_v1_command_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8535,7 +8992,7 @@ func (x *SetMode) String() string {
 func (*SetMode) ProtoMessage() {}
 
 func (x *SetMode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[93]
+	mi := &file_api_command_v1_command_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8548,7 +9005,7 @@ func (x *SetMode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMode.ProtoReflect.Descriptor instead.
 func (*SetMode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{93}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *SetMode) GetMode() string {
@@ -8601,7 +9058,7 @@ type PutReplica struct {
 
 func (x *PutReplica) Reset() {
 	*x = PutReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[94]
+	mi := &file_api_command_v1_command_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8613,7 +9070,7 @@ func (x *PutReplica) String() string {
 func (*PutReplica) ProtoMessage() {}
 
 func (x *PutReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[94]
+	mi := &file_api_command_v1_command_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8626,7 +9083,7 @@ func (x *PutReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutReplica.ProtoReflect.Descriptor instead.
 func (*PutReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{94}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *PutReplica) GetId() string {
@@ -8725,7 +9182,7 @@ type ReplicaRepair struct {
 
 func (x *ReplicaRepair) Reset() {
 	*x = ReplicaRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[95]
+	mi := &file_api_command_v1_command_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8737,7 +9194,7 @@ func (x *ReplicaRepair) String() string {
 func (*ReplicaRepair) ProtoMessage() {}
 
 func (x *ReplicaRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[95]
+	mi := &file_api_command_v1_command_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8750,7 +9207,7 @@ func (x *ReplicaRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaRepair.ProtoReflect.Descriptor instead.
 func (*ReplicaRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{95}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ReplicaRepair) GetOf() string {
@@ -8797,7 +9254,7 @@ type RemoveReplica struct {
 
 func (x *RemoveReplica) Reset() {
 	*x = RemoveReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[96]
+	mi := &file_api_command_v1_command_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8809,7 +9266,7 @@ func (x *RemoveReplica) String() string {
 func (*RemoveReplica) ProtoMessage() {}
 
 func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[96]
+	mi := &file_api_command_v1_command_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8822,7 +9279,7 @@ func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplica.ProtoReflect.Descriptor instead.
 func (*RemoveReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{96}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *RemoveReplica) GetId() string {
@@ -8842,7 +9299,7 @@ type SetRebalancePolicy struct {
 
 func (x *SetRebalancePolicy) Reset() {
 	*x = SetRebalancePolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[97]
+	mi := &file_api_command_v1_command_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8854,7 +9311,7 @@ func (x *SetRebalancePolicy) String() string {
 func (*SetRebalancePolicy) ProtoMessage() {}
 
 func (x *SetRebalancePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[97]
+	mi := &file_api_command_v1_command_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8867,7 +9324,7 @@ func (x *SetRebalancePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRebalancePolicy.ProtoReflect.Descriptor instead.
 func (*SetRebalancePolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{97}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *SetRebalancePolicy) GetPolicy() *RebalancePolicy {
@@ -8893,7 +9350,7 @@ type RebalancePolicy struct {
 
 func (x *RebalancePolicy) Reset() {
 	*x = RebalancePolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[98]
+	mi := &file_api_command_v1_command_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8905,7 +9362,7 @@ func (x *RebalancePolicy) String() string {
 func (*RebalancePolicy) ProtoMessage() {}
 
 func (x *RebalancePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[98]
+	mi := &file_api_command_v1_command_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8918,7 +9375,7 @@ func (x *RebalancePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalancePolicy.ProtoReflect.Descriptor instead.
 func (*RebalancePolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{98}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *RebalancePolicy) GetPerHour() uint32 {
@@ -8951,7 +9408,7 @@ type SetFeatureLevel struct {
 
 func (x *SetFeatureLevel) Reset() {
 	*x = SetFeatureLevel{}
-	mi := &file_api_command_v1_command_proto_msgTypes[99]
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8963,7 +9420,7 @@ func (x *SetFeatureLevel) String() string {
 func (*SetFeatureLevel) ProtoMessage() {}
 
 func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[99]
+	mi := &file_api_command_v1_command_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8976,7 +9433,7 @@ func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFeatureLevel.ProtoReflect.Descriptor instead.
 func (*SetFeatureLevel) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{99}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *SetFeatureLevel) GetLevel() uint32 {
@@ -8995,7 +9452,7 @@ type Barrier struct {
 
 func (x *Barrier) Reset() {
 	*x = Barrier{}
-	mi := &file_api_command_v1_command_proto_msgTypes[100]
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9007,7 +9464,7 @@ func (x *Barrier) String() string {
 func (*Barrier) ProtoMessage() {}
 
 func (x *Barrier) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[100]
+	mi := &file_api_command_v1_command_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9020,7 +9477,7 @@ func (x *Barrier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Barrier.ProtoReflect.Descriptor instead.
 func (*Barrier) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{100}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
 }
 
 // MirrorAttached records that the whole state has once been written to an etcd. From then on the control
@@ -9035,7 +9492,7 @@ type MirrorAttached struct {
 
 func (x *MirrorAttached) Reset() {
 	*x = MirrorAttached{}
-	mi := &file_api_command_v1_command_proto_msgTypes[101]
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9047,7 +9504,7 @@ func (x *MirrorAttached) String() string {
 func (*MirrorAttached) ProtoMessage() {}
 
 func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[101]
+	mi := &file_api_command_v1_command_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9060,7 +9517,7 @@ func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorAttached.ProtoReflect.Descriptor instead.
 func (*MirrorAttached) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{101}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *MirrorAttached) GetEtcdClusterId() uint64 {
@@ -9083,7 +9540,7 @@ type AttachMirror struct {
 
 func (x *AttachMirror) Reset() {
 	*x = AttachMirror{}
-	mi := &file_api_command_v1_command_proto_msgTypes[102]
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9095,7 +9552,7 @@ func (x *AttachMirror) String() string {
 func (*AttachMirror) ProtoMessage() {}
 
 func (x *AttachMirror) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[102]
+	mi := &file_api_command_v1_command_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9108,7 +9565,7 @@ func (x *AttachMirror) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachMirror.ProtoReflect.Descriptor instead.
 func (*AttachMirror) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{102}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *AttachMirror) GetEndpoints() []string {
@@ -9134,7 +9591,7 @@ type DetachMirror struct {
 
 func (x *DetachMirror) Reset() {
 	*x = DetachMirror{}
-	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9146,7 +9603,7 @@ func (x *DetachMirror) String() string {
 func (*DetachMirror) ProtoMessage() {}
 
 func (x *DetachMirror) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[103]
+	mi := &file_api_command_v1_command_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9159,7 +9616,7 @@ func (x *DetachMirror) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachMirror.ProtoReflect.Descriptor instead.
 func (*DetachMirror) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{103}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
 }
 
 // SetGossipRing replaces the gossip keys. They are sealed under the cluster key, so the
@@ -9177,7 +9634,7 @@ type SetGossipRing struct {
 
 func (x *SetGossipRing) Reset() {
 	*x = SetGossipRing{}
-	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9189,7 +9646,7 @@ func (x *SetGossipRing) String() string {
 func (*SetGossipRing) ProtoMessage() {}
 
 func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[104]
+	mi := &file_api_command_v1_command_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9202,7 +9659,7 @@ func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGossipRing.ProtoReflect.Descriptor instead.
 func (*SetGossipRing) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{104}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *SetGossipRing) GetIfVersion() uint64 {
@@ -9245,7 +9702,7 @@ type RotateClusterKey struct {
 
 func (x *RotateClusterKey) Reset() {
 	*x = RotateClusterKey{}
-	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9257,7 +9714,7 @@ func (x *RotateClusterKey) String() string {
 func (*RotateClusterKey) ProtoMessage() {}
 
 func (x *RotateClusterKey) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[105]
+	mi := &file_api_command_v1_command_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9270,7 +9727,7 @@ func (x *RotateClusterKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateClusterKey.ProtoReflect.Descriptor instead.
 func (*RotateClusterKey) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{105}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *RotateClusterKey) GetStep() string {
@@ -9312,7 +9769,7 @@ type Reseal struct {
 
 func (x *Reseal) Reset() {
 	*x = Reseal{}
-	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9324,7 +9781,7 @@ func (x *Reseal) String() string {
 func (*Reseal) ProtoMessage() {}
 
 func (x *Reseal) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[106]
+	mi := &file_api_command_v1_command_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9337,7 +9794,7 @@ func (x *Reseal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reseal.ProtoReflect.Descriptor instead.
 func (*Reseal) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{106}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *Reseal) GetValues() []*ResealedValue {
@@ -9362,7 +9819,7 @@ type ResealedValue struct {
 
 func (x *ResealedValue) Reset() {
 	*x = ResealedValue{}
-	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9374,7 +9831,7 @@ func (x *ResealedValue) String() string {
 func (*ResealedValue) ProtoMessage() {}
 
 func (x *ResealedValue) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[107]
+	mi := &file_api_command_v1_command_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9387,7 +9844,7 @@ func (x *ResealedValue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResealedValue.ProtoReflect.Descriptor instead.
 func (*ResealedValue) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{107}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ResealedValue) GetKind() string {
@@ -9430,7 +9887,7 @@ type PinClusterKey struct {
 
 func (x *PinClusterKey) Reset() {
 	*x = PinClusterKey{}
-	mi := &file_api_command_v1_command_proto_msgTypes[108]
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9442,7 +9899,7 @@ func (x *PinClusterKey) String() string {
 func (*PinClusterKey) ProtoMessage() {}
 
 func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[108]
+	mi := &file_api_command_v1_command_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9455,7 +9912,7 @@ func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinClusterKey.ProtoReflect.Descriptor instead.
 func (*PinClusterKey) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{108}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *PinClusterKey) GetKeyId() string {
@@ -9488,7 +9945,7 @@ type PutAuthority struct {
 
 func (x *PutAuthority) Reset() {
 	*x = PutAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[109]
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9500,7 +9957,7 @@ func (x *PutAuthority) String() string {
 func (*PutAuthority) ProtoMessage() {}
 
 func (x *PutAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[109]
+	mi := &file_api_command_v1_command_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9513,7 +9970,7 @@ func (x *PutAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAuthority.ProtoReflect.Descriptor instead.
 func (*PutAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{109}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *PutAuthority) GetId() string {
@@ -9574,7 +10031,7 @@ type DropAuthority struct {
 
 func (x *DropAuthority) Reset() {
 	*x = DropAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9586,7 +10043,7 @@ func (x *DropAuthority) String() string {
 func (*DropAuthority) ProtoMessage() {}
 
 func (x *DropAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[110]
+	mi := &file_api_command_v1_command_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9599,7 +10056,7 @@ func (x *DropAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropAuthority.ProtoReflect.Descriptor instead.
 func (*DropAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{110}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *DropAuthority) GetId() string {
@@ -9631,7 +10088,7 @@ type PutToken struct {
 
 func (x *PutToken) Reset() {
 	*x = PutToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9643,7 +10100,7 @@ func (x *PutToken) String() string {
 func (*PutToken) ProtoMessage() {}
 
 func (x *PutToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[111]
+	mi := &file_api_command_v1_command_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9656,7 +10113,7 @@ func (x *PutToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutToken.ProtoReflect.Descriptor instead.
 func (*PutToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{111}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *PutToken) GetId() string {
@@ -9724,7 +10181,7 @@ type DropToken struct {
 
 func (x *DropToken) Reset() {
 	*x = DropToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9736,7 +10193,7 @@ func (x *DropToken) String() string {
 func (*DropToken) ProtoMessage() {}
 
 func (x *DropToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[112]
+	mi := &file_api_command_v1_command_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9749,7 +10206,7 @@ func (x *DropToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropToken.ProtoReflect.Descriptor instead.
 func (*DropToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{112}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *DropToken) GetId() string {
@@ -9784,7 +10241,7 @@ type Admit struct {
 
 func (x *Admit) Reset() {
 	*x = Admit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9796,7 +10253,7 @@ func (x *Admit) String() string {
 func (*Admit) ProtoMessage() {}
 
 func (x *Admit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[113]
+	mi := &file_api_command_v1_command_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9809,7 +10266,7 @@ func (x *Admit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admit.ProtoReflect.Descriptor instead.
 func (*Admit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{113}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *Admit) GetToken() string {
@@ -9896,7 +10353,7 @@ type Revoke struct {
 
 func (x *Revoke) Reset() {
 	*x = Revoke{}
-	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9908,7 +10365,7 @@ func (x *Revoke) String() string {
 func (*Revoke) ProtoMessage() {}
 
 func (x *Revoke) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[114]
+	mi := &file_api_command_v1_command_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9921,7 +10378,7 @@ func (x *Revoke) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revoke.ProtoReflect.Descriptor instead.
 func (*Revoke) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{114}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *Revoke) GetRole() string {
@@ -9968,7 +10425,7 @@ type PutRole struct {
 
 func (x *PutRole) Reset() {
 	*x = PutRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9980,7 +10437,7 @@ func (x *PutRole) String() string {
 func (*PutRole) ProtoMessage() {}
 
 func (x *PutRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[115]
+	mi := &file_api_command_v1_command_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9993,7 +10450,7 @@ func (x *PutRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRole.ProtoReflect.Descriptor instead.
 func (*PutRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{115}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *PutRole) GetName() string {
@@ -10033,7 +10490,7 @@ type DeleteRole struct {
 
 func (x *DeleteRole) Reset() {
 	*x = DeleteRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[116]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10045,7 +10502,7 @@ func (x *DeleteRole) String() string {
 func (*DeleteRole) ProtoMessage() {}
 
 func (x *DeleteRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[116]
+	mi := &file_api_command_v1_command_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10058,7 +10515,7 @@ func (x *DeleteRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRole.ProtoReflect.Descriptor instead.
 func (*DeleteRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{116}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *DeleteRole) GetName() string {
@@ -10090,7 +10547,7 @@ type BindRole struct {
 
 func (x *BindRole) Reset() {
 	*x = BindRole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[117]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10102,7 +10559,7 @@ func (x *BindRole) String() string {
 func (*BindRole) ProtoMessage() {}
 
 func (x *BindRole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[117]
+	mi := &file_api_command_v1_command_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10115,7 +10572,7 @@ func (x *BindRole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindRole.ProtoReflect.Descriptor instead.
 func (*BindRole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{117}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *BindRole) GetRole() string {
@@ -10191,7 +10648,7 @@ type PutAccount struct {
 
 func (x *PutAccount) Reset() {
 	*x = PutAccount{}
-	mi := &file_api_command_v1_command_proto_msgTypes[118]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10203,7 +10660,7 @@ func (x *PutAccount) String() string {
 func (*PutAccount) ProtoMessage() {}
 
 func (x *PutAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[118]
+	mi := &file_api_command_v1_command_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10216,7 +10673,7 @@ func (x *PutAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAccount.ProtoReflect.Descriptor instead.
 func (*PutAccount) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{118}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *PutAccount) GetName() string {
@@ -10292,7 +10749,7 @@ type DeleteAccount struct {
 
 func (x *DeleteAccount) Reset() {
 	*x = DeleteAccount{}
-	mi := &file_api_command_v1_command_proto_msgTypes[119]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10304,7 +10761,7 @@ func (x *DeleteAccount) String() string {
 func (*DeleteAccount) ProtoMessage() {}
 
 func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[119]
+	mi := &file_api_command_v1_command_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10317,7 +10774,7 @@ func (x *DeleteAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteAccount.ProtoReflect.Descriptor instead.
 func (*DeleteAccount) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{119}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *DeleteAccount) GetName() string {
@@ -10344,7 +10801,7 @@ type LinkConsole struct {
 
 func (x *LinkConsole) Reset() {
 	*x = LinkConsole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[120]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10356,7 +10813,7 @@ func (x *LinkConsole) String() string {
 func (*LinkConsole) ProtoMessage() {}
 
 func (x *LinkConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[120]
+	mi := &file_api_command_v1_command_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10369,7 +10826,7 @@ func (x *LinkConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkConsole.ProtoReflect.Descriptor instead.
 func (*LinkConsole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{120}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *LinkConsole) GetId() string {
@@ -10423,7 +10880,7 @@ type OpenConsole struct {
 
 func (x *OpenConsole) Reset() {
 	*x = OpenConsole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[121]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10435,7 +10892,7 @@ func (x *OpenConsole) String() string {
 func (*OpenConsole) ProtoMessage() {}
 
 func (x *OpenConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[121]
+	mi := &file_api_command_v1_command_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10448,7 +10905,7 @@ func (x *OpenConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenConsole.ProtoReflect.Descriptor instead.
 func (*OpenConsole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{121}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *OpenConsole) GetId() string {
@@ -10490,7 +10947,7 @@ type EndConsole struct {
 
 func (x *EndConsole) Reset() {
 	*x = EndConsole{}
-	mi := &file_api_command_v1_command_proto_msgTypes[122]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10502,7 +10959,7 @@ func (x *EndConsole) String() string {
 func (*EndConsole) ProtoMessage() {}
 
 func (x *EndConsole) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[122]
+	mi := &file_api_command_v1_command_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10515,7 +10972,7 @@ func (x *EndConsole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndConsole.ProtoReflect.Descriptor instead.
 func (*EndConsole) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{122}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *EndConsole) GetId() string {
@@ -10550,7 +11007,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[123]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10562,7 +11019,7 @@ func (x *Audit) String() string {
 func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[123]
+	mi := &file_api_command_v1_command_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10575,7 +11032,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{123}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *Audit) GetType() string {
@@ -10632,7 +11089,7 @@ type Forgiveness struct {
 
 func (x *Forgiveness) Reset() {
 	*x = Forgiveness{}
-	mi := &file_api_command_v1_command_proto_msgTypes[124]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10644,7 +11101,7 @@ func (x *Forgiveness) String() string {
 func (*Forgiveness) ProtoMessage() {}
 
 func (x *Forgiveness) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[124]
+	mi := &file_api_command_v1_command_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10657,7 +11114,7 @@ func (x *Forgiveness) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgiveness.ProtoReflect.Descriptor instead.
 func (*Forgiveness) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{124}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *Forgiveness) GetWorkload() string {
@@ -10683,7 +11140,7 @@ type ForgiveFailures struct {
 
 func (x *ForgiveFailures) Reset() {
 	*x = ForgiveFailures{}
-	mi := &file_api_command_v1_command_proto_msgTypes[125]
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10695,7 +11152,7 @@ func (x *ForgiveFailures) String() string {
 func (*ForgiveFailures) ProtoMessage() {}
 
 func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[125]
+	mi := &file_api_command_v1_command_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10708,7 +11165,7 @@ func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgiveFailures.ProtoReflect.Descriptor instead.
 func (*ForgiveFailures) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{125}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ForgiveFailures) GetWorkloads() []*Forgiveness {
@@ -10738,7 +11195,7 @@ type AgentAction struct {
 
 func (x *AgentAction) Reset() {
 	*x = AgentAction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[126]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10750,7 +11207,7 @@ func (x *AgentAction) String() string {
 func (*AgentAction) ProtoMessage() {}
 
 func (x *AgentAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[126]
+	mi := &file_api_command_v1_command_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10763,7 +11220,7 @@ func (x *AgentAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentAction.ProtoReflect.Descriptor instead.
 func (*AgentAction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{126}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *AgentAction) GetTaskId() string {
@@ -10839,7 +11296,7 @@ type RecordActions struct {
 
 func (x *RecordActions) Reset() {
 	*x = RecordActions{}
-	mi := &file_api_command_v1_command_proto_msgTypes[127]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10851,7 +11308,7 @@ func (x *RecordActions) String() string {
 func (*RecordActions) ProtoMessage() {}
 
 func (x *RecordActions) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[127]
+	mi := &file_api_command_v1_command_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10864,7 +11321,7 @@ func (x *RecordActions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordActions.ProtoReflect.Descriptor instead.
 func (*RecordActions) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{127}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *RecordActions) GetNode() string {
@@ -10914,7 +11371,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[128]
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10926,7 +11383,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[128]
+	mi := &file_api_command_v1_command_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10939,7 +11396,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{128}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *Drift) GetNode() string {
@@ -11025,7 +11482,7 @@ type DriftRepair struct {
 
 func (x *DriftRepair) Reset() {
 	*x = DriftRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11037,7 +11494,7 @@ func (x *DriftRepair) String() string {
 func (*DriftRepair) ProtoMessage() {}
 
 func (x *DriftRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[129]
+	mi := &file_api_command_v1_command_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11050,7 +11507,7 @@ func (x *DriftRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftRepair.ProtoReflect.Descriptor instead.
 func (*DriftRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{129}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *DriftRepair) GetWorkload() string {
@@ -11088,7 +11545,7 @@ type DriftAdoption struct {
 
 func (x *DriftAdoption) Reset() {
 	*x = DriftAdoption{}
-	mi := &file_api_command_v1_command_proto_msgTypes[130]
+	mi := &file_api_command_v1_command_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11100,7 +11557,7 @@ func (x *DriftAdoption) String() string {
 func (*DriftAdoption) ProtoMessage() {}
 
 func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[130]
+	mi := &file_api_command_v1_command_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11113,7 +11570,7 @@ func (x *DriftAdoption) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftAdoption.ProtoReflect.Descriptor instead.
 func (*DriftAdoption) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{130}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *DriftAdoption) GetWorkload() string {
@@ -11159,7 +11616,7 @@ type SetDrifts struct {
 
 func (x *SetDrifts) Reset() {
 	*x = SetDrifts{}
-	mi := &file_api_command_v1_command_proto_msgTypes[131]
+	mi := &file_api_command_v1_command_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11171,7 +11628,7 @@ func (x *SetDrifts) String() string {
 func (*SetDrifts) ProtoMessage() {}
 
 func (x *SetDrifts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[131]
+	mi := &file_api_command_v1_command_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11184,7 +11641,7 @@ func (x *SetDrifts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDrifts.ProtoReflect.Descriptor instead.
 func (*SetDrifts) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{131}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *SetDrifts) GetOpen() []*Drift {
@@ -11231,7 +11688,7 @@ type AdoptDrift struct {
 
 func (x *AdoptDrift) Reset() {
 	*x = AdoptDrift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	mi := &file_api_command_v1_command_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11243,7 +11700,7 @@ func (x *AdoptDrift) String() string {
 func (*AdoptDrift) ProtoMessage() {}
 
 func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[132]
+	mi := &file_api_command_v1_command_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11256,7 +11713,7 @@ func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDrift.ProtoReflect.Descriptor instead.
 func (*AdoptDrift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{132}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *AdoptDrift) GetNode() string {
@@ -11298,7 +11755,7 @@ type DropOrphan struct {
 
 func (x *DropOrphan) Reset() {
 	*x = DropOrphan{}
-	mi := &file_api_command_v1_command_proto_msgTypes[133]
+	mi := &file_api_command_v1_command_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11310,7 +11767,7 @@ func (x *DropOrphan) String() string {
 func (*DropOrphan) ProtoMessage() {}
 
 func (x *DropOrphan) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[133]
+	mi := &file_api_command_v1_command_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11323,7 +11780,7 @@ func (x *DropOrphan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropOrphan.ProtoReflect.Descriptor instead.
 func (*DropOrphan) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{133}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *DropOrphan) GetNode() string {
@@ -11358,7 +11815,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_api_command_v1_command_proto_msgTypes[134]
+	mi := &file_api_command_v1_command_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11370,7 +11827,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[134]
+	mi := &file_api_command_v1_command_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11383,7 +11840,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{134}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *Quota) GetCpuMillicores() int64 {
@@ -11464,7 +11921,7 @@ type PutNamespace struct {
 
 func (x *PutNamespace) Reset() {
 	*x = PutNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[135]
+	mi := &file_api_command_v1_command_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11476,7 +11933,7 @@ func (x *PutNamespace) String() string {
 func (*PutNamespace) ProtoMessage() {}
 
 func (x *PutNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[135]
+	mi := &file_api_command_v1_command_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11489,7 +11946,7 @@ func (x *PutNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutNamespace.ProtoReflect.Descriptor instead.
 func (*PutNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{135}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *PutNamespace) GetName() string {
@@ -11564,7 +12021,7 @@ type DeleteNamespace struct {
 
 func (x *DeleteNamespace) Reset() {
 	*x = DeleteNamespace{}
-	mi := &file_api_command_v1_command_proto_msgTypes[136]
+	mi := &file_api_command_v1_command_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11576,7 +12033,7 @@ func (x *DeleteNamespace) String() string {
 func (*DeleteNamespace) ProtoMessage() {}
 
 func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[136]
+	mi := &file_api_command_v1_command_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11589,7 +12046,7 @@ func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespace.ProtoReflect.Descriptor instead.
 func (*DeleteNamespace) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{136}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *DeleteNamespace) GetName() string {
@@ -11639,7 +12096,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[137]
+	mi := &file_api_command_v1_command_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11651,7 +12108,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[137]
+	mi := &file_api_command_v1_command_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11664,7 +12121,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{137}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *Policy) GetName() string {
@@ -11873,7 +12330,7 @@ type PolicyHostPath struct {
 
 func (x *PolicyHostPath) Reset() {
 	*x = PolicyHostPath{}
-	mi := &file_api_command_v1_command_proto_msgTypes[138]
+	mi := &file_api_command_v1_command_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11885,7 +12342,7 @@ func (x *PolicyHostPath) String() string {
 func (*PolicyHostPath) ProtoMessage() {}
 
 func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[138]
+	mi := &file_api_command_v1_command_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11898,7 +12355,7 @@ func (x *PolicyHostPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyHostPath.ProtoReflect.Descriptor instead.
 func (*PolicyHostPath) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{138}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *PolicyHostPath) GetPath() string {
@@ -11928,7 +12385,7 @@ type PutPolicy struct {
 
 func (x *PutPolicy) Reset() {
 	*x = PutPolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[139]
+	mi := &file_api_command_v1_command_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11940,7 +12397,7 @@ func (x *PutPolicy) String() string {
 func (*PutPolicy) ProtoMessage() {}
 
 func (x *PutPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[139]
+	mi := &file_api_command_v1_command_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11953,7 +12410,7 @@ func (x *PutPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutPolicy.ProtoReflect.Descriptor instead.
 func (*PutPolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{139}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *PutPolicy) GetPolicy() *Policy {
@@ -11980,7 +12437,7 @@ type DeletePolicy struct {
 
 func (x *DeletePolicy) Reset() {
 	*x = DeletePolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[140]
+	mi := &file_api_command_v1_command_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11992,7 +12449,7 @@ func (x *DeletePolicy) String() string {
 func (*DeletePolicy) ProtoMessage() {}
 
 func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[140]
+	mi := &file_api_command_v1_command_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12005,7 +12462,7 @@ func (x *DeletePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePolicy.ProtoReflect.Descriptor instead.
 func (*DeletePolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{140}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *DeletePolicy) GetName() string {
@@ -12030,7 +12487,7 @@ type BindPolicy struct {
 
 func (x *BindPolicy) Reset() {
 	*x = BindPolicy{}
-	mi := &file_api_command_v1_command_proto_msgTypes[141]
+	mi := &file_api_command_v1_command_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12042,7 +12499,7 @@ func (x *BindPolicy) String() string {
 func (*BindPolicy) ProtoMessage() {}
 
 func (x *BindPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[141]
+	mi := &file_api_command_v1_command_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12055,7 +12512,7 @@ func (x *BindPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindPolicy.ProtoReflect.Descriptor instead.
 func (*BindPolicy) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{141}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *BindPolicy) GetPolicy() string {
@@ -12092,7 +12549,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_api_command_v1_command_proto_msgTypes[142]
+	mi := &file_api_command_v1_command_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12104,7 +12561,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[142]
+	mi := &file_api_command_v1_command_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12117,7 +12574,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{142}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *SnapshotHeader) GetMagic() string {
@@ -12180,6 +12637,7 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Object
 	//	*SnapshotRecord_Volume
 	//	*SnapshotRecord_Console
+	//	*SnapshotRecord_Move
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -12187,7 +12645,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[143]
+	mi := &file_api_command_v1_command_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12199,7 +12657,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[143]
+	mi := &file_api_command_v1_command_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12212,7 +12670,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{143}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -12474,6 +12932,15 @@ func (x *SnapshotRecord) GetConsole() *ConsoleRecord {
 	return nil
 }
 
+func (x *SnapshotRecord) GetMove() *MoveRecord {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Move); ok {
+			return x.Move
+		}
+	}
+	return nil
+}
+
 type isSnapshotRecord_Record interface {
 	isSnapshotRecord_Record()
 }
@@ -12592,6 +13059,10 @@ type SnapshotRecord_Console struct {
 	Console *ConsoleRecord `protobuf:"bytes,513,opt,name=console,proto3,oneof"`
 }
 
+type SnapshotRecord_Move struct {
+	Move *MoveRecord `protobuf:"bytes,592,opt,name=move,proto3,oneof"`
+}
+
 func (*SnapshotRecord_Meta) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Workload) isSnapshotRecord_Record() {}
@@ -12648,6 +13119,8 @@ func (*SnapshotRecord_Volume) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Console) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_Move) isSnapshotRecord_Record() {}
+
 // ConsoleRecord is a session of a person at the web console.
 type ConsoleRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -12664,7 +13137,7 @@ type ConsoleRecord struct {
 
 func (x *ConsoleRecord) Reset() {
 	*x = ConsoleRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[144]
+	mi := &file_api_command_v1_command_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12676,7 +13149,7 @@ func (x *ConsoleRecord) String() string {
 func (*ConsoleRecord) ProtoMessage() {}
 
 func (x *ConsoleRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[144]
+	mi := &file_api_command_v1_command_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12689,7 +13162,7 @@ func (x *ConsoleRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRecord.ProtoReflect.Descriptor instead.
 func (*ConsoleRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{144}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *ConsoleRecord) GetLink() *LinkConsole {
@@ -12743,7 +13216,7 @@ type RoleRecord struct {
 
 func (x *RoleRecord) Reset() {
 	*x = RoleRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[145]
+	mi := &file_api_command_v1_command_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12755,7 +13228,7 @@ func (x *RoleRecord) String() string {
 func (*RoleRecord) ProtoMessage() {}
 
 func (x *RoleRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[145]
+	mi := &file_api_command_v1_command_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12768,7 +13241,7 @@ func (x *RoleRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RoleRecord.ProtoReflect.Descriptor instead.
 func (*RoleRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{145}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *RoleRecord) GetPut() *PutRole {
@@ -12826,7 +13299,7 @@ type BindingRecord struct {
 
 func (x *BindingRecord) Reset() {
 	*x = BindingRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[146]
+	mi := &file_api_command_v1_command_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12838,7 +13311,7 @@ func (x *BindingRecord) String() string {
 func (*BindingRecord) ProtoMessage() {}
 
 func (x *BindingRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[146]
+	mi := &file_api_command_v1_command_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12851,7 +13324,7 @@ func (x *BindingRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindingRecord.ProtoReflect.Descriptor instead.
 func (*BindingRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{146}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *BindingRecord) GetPut() *BindRole {
@@ -12896,7 +13369,7 @@ type AccountRecord struct {
 
 func (x *AccountRecord) Reset() {
 	*x = AccountRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[147]
+	mi := &file_api_command_v1_command_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12908,7 +13381,7 @@ func (x *AccountRecord) String() string {
 func (*AccountRecord) ProtoMessage() {}
 
 func (x *AccountRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[147]
+	mi := &file_api_command_v1_command_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12921,7 +13394,7 @@ func (x *AccountRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AccountRecord.ProtoReflect.Descriptor instead.
 func (*AccountRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{147}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *AccountRecord) GetPut() *PutAccount {
@@ -12971,7 +13444,7 @@ type PolicyRecord struct {
 
 func (x *PolicyRecord) Reset() {
 	*x = PolicyRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[148]
+	mi := &file_api_command_v1_command_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12983,7 +13456,7 @@ func (x *PolicyRecord) String() string {
 func (*PolicyRecord) ProtoMessage() {}
 
 func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[148]
+	mi := &file_api_command_v1_command_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12996,7 +13469,7 @@ func (x *PolicyRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRecord.ProtoReflect.Descriptor instead.
 func (*PolicyRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{148}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *PolicyRecord) GetPolicy() *Policy {
@@ -13072,7 +13545,7 @@ type AuditLogRecord struct {
 
 func (x *AuditLogRecord) Reset() {
 	*x = AuditLogRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[149]
+	mi := &file_api_command_v1_command_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13084,7 +13557,7 @@ func (x *AuditLogRecord) String() string {
 func (*AuditLogRecord) ProtoMessage() {}
 
 func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[149]
+	mi := &file_api_command_v1_command_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13097,7 +13570,7 @@ func (x *AuditLogRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditLogRecord.ProtoReflect.Descriptor instead.
 func (*AuditLogRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{149}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *AuditLogRecord) GetLog() string {
@@ -13140,7 +13613,7 @@ type AuditEntryRecord struct {
 
 func (x *AuditEntryRecord) Reset() {
 	*x = AuditEntryRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[150]
+	mi := &file_api_command_v1_command_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13152,7 +13625,7 @@ func (x *AuditEntryRecord) String() string {
 func (*AuditEntryRecord) ProtoMessage() {}
 
 func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[150]
+	mi := &file_api_command_v1_command_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13165,7 +13638,7 @@ func (x *AuditEntryRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntryRecord.ProtoReflect.Descriptor instead.
 func (*AuditEntryRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{150}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *AuditEntryRecord) GetLog() string {
@@ -13212,7 +13685,7 @@ type RolloutRecord struct {
 
 func (x *RolloutRecord) Reset() {
 	*x = RolloutRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[151]
+	mi := &file_api_command_v1_command_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13224,7 +13697,7 @@ func (x *RolloutRecord) String() string {
 func (*RolloutRecord) ProtoMessage() {}
 
 func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[151]
+	mi := &file_api_command_v1_command_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13237,7 +13710,7 @@ func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutRecord.ProtoReflect.Descriptor instead.
 func (*RolloutRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{151}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *RolloutRecord) GetGroup() string {
@@ -13359,7 +13832,7 @@ type RolloutMember struct {
 
 func (x *RolloutMember) Reset() {
 	*x = RolloutMember{}
-	mi := &file_api_command_v1_command_proto_msgTypes[152]
+	mi := &file_api_command_v1_command_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13371,7 +13844,7 @@ func (x *RolloutMember) String() string {
 func (*RolloutMember) ProtoMessage() {}
 
 func (x *RolloutMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[152]
+	mi := &file_api_command_v1_command_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13384,7 +13857,7 @@ func (x *RolloutMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloutMember.ProtoReflect.Descriptor instead.
 func (*RolloutMember) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{152}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *RolloutMember) GetId() string {
@@ -13448,7 +13921,7 @@ type RevisionsRecord struct {
 
 func (x *RevisionsRecord) Reset() {
 	*x = RevisionsRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[153]
+	mi := &file_api_command_v1_command_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13460,7 +13933,7 @@ func (x *RevisionsRecord) String() string {
 func (*RevisionsRecord) ProtoMessage() {}
 
 func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[153]
+	mi := &file_api_command_v1_command_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13473,7 +13946,7 @@ func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevisionsRecord.ProtoReflect.Descriptor instead.
 func (*RevisionsRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{153}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *RevisionsRecord) GetWorkload() string {
@@ -13508,7 +13981,7 @@ type Revision struct {
 
 func (x *Revision) Reset() {
 	*x = Revision{}
-	mi := &file_api_command_v1_command_proto_msgTypes[154]
+	mi := &file_api_command_v1_command_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13520,7 +13993,7 @@ func (x *Revision) String() string {
 func (*Revision) ProtoMessage() {}
 
 func (x *Revision) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[154]
+	mi := &file_api_command_v1_command_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13533,7 +14006,7 @@ func (x *Revision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revision.ProtoReflect.Descriptor instead.
 func (*Revision) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{154}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *Revision) GetNumber() uint64 {
@@ -13600,7 +14073,7 @@ type NodeAuditRecord struct {
 
 func (x *NodeAuditRecord) Reset() {
 	*x = NodeAuditRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[155]
+	mi := &file_api_command_v1_command_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13612,7 +14085,7 @@ func (x *NodeAuditRecord) String() string {
 func (*NodeAuditRecord) ProtoMessage() {}
 
 func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[155]
+	mi := &file_api_command_v1_command_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13625,7 +14098,7 @@ func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAuditRecord.ProtoReflect.Descriptor instead.
 func (*NodeAuditRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{155}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *NodeAuditRecord) GetNode() string {
@@ -13664,7 +14137,7 @@ type NamespaceRecord struct {
 
 func (x *NamespaceRecord) Reset() {
 	*x = NamespaceRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[156]
+	mi := &file_api_command_v1_command_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13676,7 +14149,7 @@ func (x *NamespaceRecord) String() string {
 func (*NamespaceRecord) ProtoMessage() {}
 
 func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[156]
+	mi := &file_api_command_v1_command_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13689,7 +14162,7 @@ func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceRecord.ProtoReflect.Descriptor instead.
 func (*NamespaceRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{156}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *NamespaceRecord) GetPut() *PutNamespace {
@@ -13746,7 +14219,7 @@ type TokenRecord struct {
 
 func (x *TokenRecord) Reset() {
 	*x = TokenRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[157]
+	mi := &file_api_command_v1_command_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13758,7 +14231,7 @@ func (x *TokenRecord) String() string {
 func (*TokenRecord) ProtoMessage() {}
 
 func (x *TokenRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[157]
+	mi := &file_api_command_v1_command_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13771,7 +14244,7 @@ func (x *TokenRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRecord.ProtoReflect.Descriptor instead.
 func (*TokenRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{157}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *TokenRecord) GetToken() *PutToken {
@@ -13807,7 +14280,7 @@ type RevocationRecord struct {
 
 func (x *RevocationRecord) Reset() {
 	*x = RevocationRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[158]
+	mi := &file_api_command_v1_command_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13819,7 +14292,7 @@ func (x *RevocationRecord) String() string {
 func (*RevocationRecord) ProtoMessage() {}
 
 func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[158]
+	mi := &file_api_command_v1_command_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13832,7 +14305,7 @@ func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationRecord.ProtoReflect.Descriptor instead.
 func (*RevocationRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{158}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *RevocationRecord) GetRevoke() *Revoke {
@@ -13867,7 +14340,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_api_command_v1_command_proto_msgTypes[159]
+	mi := &file_api_command_v1_command_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13879,7 +14352,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[159]
+	mi := &file_api_command_v1_command_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13892,7 +14365,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{159}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -13971,7 +14444,7 @@ type MetaRecord struct {
 
 func (x *MetaRecord) Reset() {
 	*x = MetaRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[160]
+	mi := &file_api_command_v1_command_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13983,7 +14456,7 @@ func (x *MetaRecord) String() string {
 func (*MetaRecord) ProtoMessage() {}
 
 func (x *MetaRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[160]
+	mi := &file_api_command_v1_command_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13996,7 +14469,7 @@ func (x *MetaRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRecord.ProtoReflect.Descriptor instead.
 func (*MetaRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{160}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *MetaRecord) GetClusterId() string {
@@ -14309,7 +14782,7 @@ type WorkloadRecord struct {
 
 func (x *WorkloadRecord) Reset() {
 	*x = WorkloadRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[161]
+	mi := &file_api_command_v1_command_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14321,7 +14794,7 @@ func (x *WorkloadRecord) String() string {
 func (*WorkloadRecord) ProtoMessage() {}
 
 func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[161]
+	mi := &file_api_command_v1_command_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14334,7 +14807,7 @@ func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRecord.ProtoReflect.Descriptor instead.
 func (*WorkloadRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{161}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *WorkloadRecord) GetPut() *WorkloadPut {
@@ -14661,7 +15134,7 @@ type Moved struct {
 
 func (x *Moved) Reset() {
 	*x = Moved{}
-	mi := &file_api_command_v1_command_proto_msgTypes[162]
+	mi := &file_api_command_v1_command_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14673,7 +15146,7 @@ func (x *Moved) String() string {
 func (*Moved) ProtoMessage() {}
 
 func (x *Moved) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[162]
+	mi := &file_api_command_v1_command_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14686,7 +15159,7 @@ func (x *Moved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moved.ProtoReflect.Descriptor instead.
 func (*Moved) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{162}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *Moved) GetAt() int64 {
@@ -14732,7 +15205,7 @@ type NodeFailure struct {
 
 func (x *NodeFailure) Reset() {
 	*x = NodeFailure{}
-	mi := &file_api_command_v1_command_proto_msgTypes[163]
+	mi := &file_api_command_v1_command_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14744,7 +15217,7 @@ func (x *NodeFailure) String() string {
 func (*NodeFailure) ProtoMessage() {}
 
 func (x *NodeFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[163]
+	mi := &file_api_command_v1_command_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14757,7 +15230,7 @@ func (x *NodeFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFailure.ProtoReflect.Descriptor instead.
 func (*NodeFailure) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{163}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *NodeFailure) GetNode() string {
@@ -14815,7 +15288,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[164]
+	mi := &file_api_command_v1_command_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14827,7 +15300,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[164]
+	mi := &file_api_command_v1_command_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14840,7 +15313,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{164}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *NodeRecord) GetFacts() *RegisterNode {
@@ -14974,7 +15447,7 @@ type ResidualRecord struct {
 
 func (x *ResidualRecord) Reset() {
 	*x = ResidualRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[165]
+	mi := &file_api_command_v1_command_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14986,7 +15459,7 @@ func (x *ResidualRecord) String() string {
 func (*ResidualRecord) ProtoMessage() {}
 
 func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[165]
+	mi := &file_api_command_v1_command_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14999,7 +15472,7 @@ func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResidualRecord.ProtoReflect.Descriptor instead.
 func (*ResidualRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{165}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *ResidualRecord) GetNode() string {
@@ -15083,7 +15556,7 @@ type TombstoneRecord struct {
 
 func (x *TombstoneRecord) Reset() {
 	*x = TombstoneRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[166]
+	mi := &file_api_command_v1_command_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15095,7 +15568,7 @@ func (x *TombstoneRecord) String() string {
 func (*TombstoneRecord) ProtoMessage() {}
 
 func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[166]
+	mi := &file_api_command_v1_command_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15108,7 +15581,7 @@ func (x *TombstoneRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TombstoneRecord.ProtoReflect.Descriptor instead.
 func (*TombstoneRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{166}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *TombstoneRecord) GetWorkload() string {
@@ -15179,7 +15652,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[167]
+	mi := &file_api_command_v1_command_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15191,7 +15664,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[167]
+	mi := &file_api_command_v1_command_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15204,7 +15677,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{167}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -15251,7 +15724,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[168]
+	mi := &file_api_command_v1_command_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15263,7 +15736,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[168]
+	mi := &file_api_command_v1_command_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15276,7 +15749,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{168}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -15332,7 +15805,7 @@ type ItemOutcome struct {
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[169]
+	mi := &file_api_command_v1_command_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15344,7 +15817,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[169]
+	mi := &file_api_command_v1_command_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15357,7 +15830,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{169}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -15429,7 +15902,7 @@ type EventRecord struct {
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[170]
+	mi := &file_api_command_v1_command_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15441,7 +15914,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[170]
+	mi := &file_api_command_v1_command_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15454,7 +15927,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{170}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -15561,7 +16034,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\frequest_hash\x18\xa2\x02 \x01(\x06R\vrequestHash\x12#\n" +
 	"\funprivileged\x18\x88\x03 \x01(\bR\funprivileged\x12(\n" +
 	"\x0fnamespace_share\x18\x89\x03 \x01(\rR\x0enamespaceShare\x12\"\n" +
-	"\froom_reserve\x18\x8a\x03 \x01(\rR\vroomReserve\"\xd6'\n" +
+	"\froom_reserve\x18\x8a\x03 \x01(\rR\vroomReserve\"\xe2(\n" +
 	"\aCommand\x12+\n" +
 	"\x04head\x18\x01 \x01(\v2\x17.persys.command.v1.HeadR\x04head\x12C\n" +
 	"\finit_cluster\x18\n" +
@@ -15662,7 +16135,10 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\vend_console\x18\x80\x04 \x01(\v2\x1d.persys.command.v1.EndConsoleH\x00R\n" +
 	"endConsole\x12T\n" +
 	"\x12rotate_cluster_key\x18\x9c\x04 \x01(\v2#.persys.command.v1.RotateClusterKeyH\x00R\x10rotateClusterKey\x124\n" +
-	"\x06reseal\x18\x9d\x04 \x01(\v2\x19.persys.command.v1.ResealH\x00R\x06resealB\x06\n" +
+	"\x06reseal\x18\x9d\x04 \x01(\v2\x19.persys.command.v1.ResealH\x00R\x06reseal\x12A\n" +
+	"\vmove_volume\x18\xce\x04 \x01(\v2\x1d.persys.command.v1.MoveVolumeH\x00R\n" +
+	"moveVolume\x12G\n" +
+	"\radvance_moves\x18\xcf\x04 \x01(\v2\x1f.persys.command.v1.AdvanceMovesH\x00R\fadvanceMovesB\x06\n" +
 	"\x04body\"/\n" +
 	"\x05Label\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -15924,7 +16400,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\rReportVolumes\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x127\n" +
 	"\avolumes\x18\x02 \x03(\v2\x1d.persys.command.v1.HeldVolumeR\avolumes\x12\x1a\n" +
-	"\bcomplete\x18\x03 \x01(\bR\bcomplete\"\xca\x01\n" +
+	"\bcomplete\x18\x03 \x01(\bR\bcomplete\"\x93\x02\n" +
 	"\n" +
 	"HeldVolume\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
@@ -15934,7 +16410,46 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04pool\x18\x05 \x01(\tR\x04pool\x12\x16\n" +
 	"\x06retain\x18\x06 \x01(\bR\x06retain\x12\x14\n" +
 	"\x05owner\x18\a \x01(\tR\x05owner\x12\x17\n" +
-	"\aby_hand\x18\b \x01(\bR\x06byHand\"\xf8\x02\n" +
+	"\aby_hand\x18\b \x01(\bR\x06byHand\x121\n" +
+	"\x04copy\x18\t \x01(\v2\x1d.persys.command.v1.GenerationR\x04copy\x12\x14\n" +
+	"\x05aside\x18\n" +
+	" \x01(\bR\x05aside\"\x9e\x01\n" +
+	"\n" +
+	"MoveVolume\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04from\x18\x03 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\x12(\n" +
+	"\x10bytes_per_second\x18\x05 \x01(\x03R\x0ebytesPerSecond\x12\x10\n" +
+	"\x03end\x18\x06 \x01(\tR\x03end\"A\n" +
+	"\fAdvanceMoves\x121\n" +
+	"\x05steps\x18\x01 \x03(\v2\x1b.persys.command.v1.MoveStepR\x05steps\"\x87\x01\n" +
+	"\bMoveStep\x12\x1a\n" +
+	"\bworkload\x18\x01 \x01(\tR\bworkload\x121\n" +
+	"\x04move\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\x04move\x12\x14\n" +
+	"\x05phase\x18\x03 \x01(\tR\x05phase\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xc5\x03\n" +
+	"\n" +
+	"MoveRecord\x12-\n" +
+	"\x02id\x18\x01 \x01(\v2\x1d.persys.command.v1.GenerationR\x02id\x12\x1a\n" +
+	"\bworkload\x18\x02 \x01(\tR\bworkload\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x18\n" +
+	"\avolumes\x18\x04 \x03(\tR\avolumes\x12\x12\n" +
+	"\x04from\x18\x05 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x06 \x01(\tR\x02to\x12\x14\n" +
+	"\x05phase\x18\a \x01(\tR\x05phase\x12\x1f\n" +
+	"\vphase_since\x18\b \x01(\x03R\n" +
+	"phaseSince\x12\x1d\n" +
+	"\n" +
+	"started_at\x18\t \x01(\x03R\tstartedAt\x12\x16\n" +
+	"\x06reason\x18\n" +
+	" \x01(\tR\x06reason\x12\x0e\n" +
+	"\x02by\x18\v \x01(\tR\x02by\x12(\n" +
+	"\x10bytes_per_second\x18\f \x01(\x03R\x0ebytesPerSecond\x12\x16\n" +
+	"\x06resume\x18\r \x01(\bR\x06resume\x121\n" +
+	"\x06demand\x18\x0e \x01(\v2\x19.persys.command.v1.DemandR\x06demand\x12\x1d\n" +
+	"\n" +
+	"runs_since\x18\x0f \x01(\x03R\trunsSince\"\x99\x04\n" +
 	"\fVolumeRecord\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x16\n" +
@@ -15952,7 +16467,10 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"created_by\x18\f \x01(\tR\tcreatedBy\x12!\n" +
 	"\funused_since\x18\r \x01(\x03R\vunusedSince\x12!\n" +
-	"\fmodify_index\x18\x0e \x01(\x04R\vmodifyIndex\"4\n" +
+	"\fmodify_index\x18\x0e \x01(\x04R\vmodifyIndex\x121\n" +
+	"\x04copy\x18\x0f \x01(\v2\x1d.persys.command.v1.GenerationR\x04copy\x125\n" +
+	"\x06undone\x18\x10 \x01(\v2\x1d.persys.command.v1.GenerationR\x06undone\x125\n" +
+	"\x06former\x18\x11 \x01(\v2\x1d.persys.command.v1.GenerationR\x06former\"4\n" +
 	"\x06Bundle\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\"\xec\x03\n" +
@@ -16028,7 +16546,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04Pool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x19\n" +
-	"\btotal_gb\x18\x03 \x01(\x03R\atotalGb\"\xae\x06\n" +
+	"\btotal_gb\x18\x03 \x01(\x03R\atotalGb\"\xd2\x06\n" +
 	"\fRegisterNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12%\n" +
@@ -16054,7 +16572,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"networking\x18\xa8\x03 \x01(\v2!.persys.command.v1.NodeNetworkingR\n" +
 	"networking\x12\"\n" +
 	"\fmetrics_port\x18\xb8\x03 \x01(\rR\vmetricsPort\x12\"\n" +
-	"\fmemory_files\x18\x9b\x03 \x01(\bR\vmemoryFiles\x129\n" +
+	"\fmemory_files\x18\x9b\x03 \x01(\bR\vmemoryFiles\x12\"\n" +
+	"\fvolume_moves\x18\xd1\x04 \x01(\bR\vvolumeMoves\x129\n" +
 	"\adevices\x18\xfe\x02 \x03(\v2\x1e.persys.command.v1.DeviceCountR\adevices\"\xbb\x01\n" +
 	"\x0eNodeNetworking\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x10\n" +
@@ -16543,7 +17062,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x05magic\x18\x01 \x01(\tR\x05magic\x12\x16\n" +
 	"\x06format\x18\x02 \x01(\rR\x06format\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x12\n" +
-	"\x04term\x18\x04 \x01(\x04R\x04term\"\xe3\r\n" +
+	"\x04term\x18\x04 \x01(\x04R\x04term\"\x99\x0e\n" +
 	"\x0eSnapshotRecord\x123\n" +
 	"\x04meta\x18\x01 \x01(\v2\x1d.persys.command.v1.MetaRecordH\x00R\x04meta\x12?\n" +
 	"\bworkload\x18\x02 \x01(\v2!.persys.command.v1.WorkloadRecordH\x00R\bworkload\x123\n" +
@@ -16576,7 +17095,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\anetwork\x18\xa9\x03 \x01(\v2 .persys.command.v1.NetworkRecordH\x00R\anetwork\x12:\n" +
 	"\x06object\x18\x90\x03 \x01(\v2\x1f.persys.command.v1.ObjectRecordH\x00R\x06object\x12:\n" +
 	"\x06volume\x18\xc7\x03 \x01(\v2\x1f.persys.command.v1.VolumeRecordH\x00R\x06volume\x12=\n" +
-	"\aconsole\x18\x81\x04 \x01(\v2 .persys.command.v1.ConsoleRecordH\x00R\aconsoleB\b\n" +
+	"\aconsole\x18\x81\x04 \x01(\v2 .persys.command.v1.ConsoleRecordH\x00R\aconsole\x124\n" +
+	"\x04move\x18\xd0\x04 \x01(\v2\x1d.persys.command.v1.MoveRecordH\x00R\x04moveB\b\n" +
 	"\x06record\"\xb6\x01\n" +
 	"\rConsoleRecord\x122\n" +
 	"\x04link\x18\x01 \x01(\v2\x1e.persys.command.v1.LinkConsoleR\x04link\x12!\n" +
@@ -16898,7 +17418,7 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 171)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 175)
 var file_api_command_v1_command_proto_goTypes = []any{
 	(*Batch)(nil),                // 0: persys.command.v1.Batch
 	(*Epoch)(nil),                // 1: persys.command.v1.Epoch
@@ -16947,375 +17467,390 @@ var file_api_command_v1_command_proto_goTypes = []any{
 	(*DeleteVolume)(nil),         // 44: persys.command.v1.DeleteVolume
 	(*ReportVolumes)(nil),        // 45: persys.command.v1.ReportVolumes
 	(*HeldVolume)(nil),           // 46: persys.command.v1.HeldVolume
-	(*VolumeRecord)(nil),         // 47: persys.command.v1.VolumeRecord
-	(*Bundle)(nil),               // 48: persys.command.v1.Bundle
-	(*PutWorkloads)(nil),         // 49: persys.command.v1.PutWorkloads
-	(*UpdatePolicy)(nil),         // 50: persys.command.v1.UpdatePolicy
-	(*AdvanceRollout)(nil),       // 51: persys.command.v1.AdvanceRollout
-	(*SetRollout)(nil),           // 52: persys.command.v1.SetRollout
-	(*ScaleGroup)(nil),           // 53: persys.command.v1.ScaleGroup
-	(*SetDesired)(nil),           // 54: persys.command.v1.SetDesired
-	(*DeleteWorkload)(nil),       // 55: persys.command.v1.DeleteWorkload
-	(*RetryWorkload)(nil),        // 56: persys.command.v1.RetryWorkload
-	(*Pool)(nil),                 // 57: persys.command.v1.Pool
-	(*RegisterNode)(nil),         // 58: persys.command.v1.RegisterNode
-	(*NodeNetworking)(nil),       // 59: persys.command.v1.NodeNetworking
-	(*PutNetwork)(nil),           // 60: persys.command.v1.PutNetwork
-	(*DeleteNetwork)(nil),        // 61: persys.command.v1.DeleteNetwork
-	(*ReleaseSlices)(nil),        // 62: persys.command.v1.ReleaseSlices
-	(*IdleSlice)(nil),            // 63: persys.command.v1.IdleSlice
-	(*NetworkRecord)(nil),        // 64: persys.command.v1.NetworkRecord
-	(*IngressPort)(nil),          // 65: persys.command.v1.IngressPort
-	(*ServiceAddressRecord)(nil), // 66: persys.command.v1.ServiceAddressRecord
-	(*SliceRecord)(nil),          // 67: persys.command.v1.SliceRecord
-	(*CordonNode)(nil),           // 68: persys.command.v1.CordonNode
-	(*LabelNode)(nil),            // 69: persys.command.v1.LabelNode
-	(*NodeLabel)(nil),            // 70: persys.command.v1.NodeLabel
-	(*TaintNode)(nil),            // 71: persys.command.v1.TaintNode
-	(*NodeTaint)(nil),            // 72: persys.command.v1.NodeTaint
-	(*DrainNode)(nil),            // 73: persys.command.v1.DrainNode
-	(*RemoveNode)(nil),           // 74: persys.command.v1.RemoveNode
-	(*FenceNode)(nil),            // 75: persys.command.v1.FenceNode
-	(*NodeState)(nil),            // 76: persys.command.v1.NodeState
-	(*SetNodeStates)(nil),        // 77: persys.command.v1.SetNodeStates
-	(*Assignment)(nil),           // 78: persys.command.v1.Assignment
-	(*Assign)(nil),               // 79: persys.command.v1.Assign
-	(*Eviction)(nil),             // 80: persys.command.v1.Eviction
-	(*Evict)(nil),                // 81: persys.command.v1.Evict
-	(*MoveWorkloads)(nil),        // 82: persys.command.v1.MoveWorkloads
-	(*WorkloadMove)(nil),         // 83: persys.command.v1.WorkloadMove
-	(*ReservedAmounts)(nil),      // 84: persys.command.v1.ReservedAmounts
-	(*Retry)(nil),                // 85: persys.command.v1.Retry
-	(*ScheduleRetries)(nil),      // 86: persys.command.v1.ScheduleRetries
-	(*Unplaced)(nil),             // 87: persys.command.v1.Unplaced
-	(*ExplainUnplaced)(nil),      // 88: persys.command.v1.ExplainUnplaced
-	(*Address)(nil),              // 89: persys.command.v1.Address
-	(*PortBinding)(nil),          // 90: persys.command.v1.PortBinding
-	(*WorkloadReport)(nil),       // 91: persys.command.v1.WorkloadReport
-	(*Report)(nil),               // 92: persys.command.v1.Report
-	(*SetMode)(nil),              // 93: persys.command.v1.SetMode
-	(*PutReplica)(nil),           // 94: persys.command.v1.PutReplica
-	(*ReplicaRepair)(nil),        // 95: persys.command.v1.ReplicaRepair
-	(*RemoveReplica)(nil),        // 96: persys.command.v1.RemoveReplica
-	(*SetRebalancePolicy)(nil),   // 97: persys.command.v1.SetRebalancePolicy
-	(*RebalancePolicy)(nil),      // 98: persys.command.v1.RebalancePolicy
-	(*SetFeatureLevel)(nil),      // 99: persys.command.v1.SetFeatureLevel
-	(*Barrier)(nil),              // 100: persys.command.v1.Barrier
-	(*MirrorAttached)(nil),       // 101: persys.command.v1.MirrorAttached
-	(*AttachMirror)(nil),         // 102: persys.command.v1.AttachMirror
-	(*DetachMirror)(nil),         // 103: persys.command.v1.DetachMirror
-	(*SetGossipRing)(nil),        // 104: persys.command.v1.SetGossipRing
-	(*RotateClusterKey)(nil),     // 105: persys.command.v1.RotateClusterKey
-	(*Reseal)(nil),               // 106: persys.command.v1.Reseal
-	(*ResealedValue)(nil),        // 107: persys.command.v1.ResealedValue
-	(*PinClusterKey)(nil),        // 108: persys.command.v1.PinClusterKey
-	(*PutAuthority)(nil),         // 109: persys.command.v1.PutAuthority
-	(*DropAuthority)(nil),        // 110: persys.command.v1.DropAuthority
-	(*PutToken)(nil),             // 111: persys.command.v1.PutToken
-	(*DropToken)(nil),            // 112: persys.command.v1.DropToken
-	(*Admit)(nil),                // 113: persys.command.v1.Admit
-	(*Revoke)(nil),               // 114: persys.command.v1.Revoke
-	(*PutRole)(nil),              // 115: persys.command.v1.PutRole
-	(*DeleteRole)(nil),           // 116: persys.command.v1.DeleteRole
-	(*BindRole)(nil),             // 117: persys.command.v1.BindRole
-	(*PutAccount)(nil),           // 118: persys.command.v1.PutAccount
-	(*DeleteAccount)(nil),        // 119: persys.command.v1.DeleteAccount
-	(*LinkConsole)(nil),          // 120: persys.command.v1.LinkConsole
-	(*OpenConsole)(nil),          // 121: persys.command.v1.OpenConsole
-	(*EndConsole)(nil),           // 122: persys.command.v1.EndConsole
-	(*Audit)(nil),                // 123: persys.command.v1.Audit
-	(*Forgiveness)(nil),          // 124: persys.command.v1.Forgiveness
-	(*ForgiveFailures)(nil),      // 125: persys.command.v1.ForgiveFailures
-	(*AgentAction)(nil),          // 126: persys.command.v1.AgentAction
-	(*RecordActions)(nil),        // 127: persys.command.v1.RecordActions
-	(*Drift)(nil),                // 128: persys.command.v1.Drift
-	(*DriftRepair)(nil),          // 129: persys.command.v1.DriftRepair
-	(*DriftAdoption)(nil),        // 130: persys.command.v1.DriftAdoption
-	(*SetDrifts)(nil),            // 131: persys.command.v1.SetDrifts
-	(*AdoptDrift)(nil),           // 132: persys.command.v1.AdoptDrift
-	(*DropOrphan)(nil),           // 133: persys.command.v1.DropOrphan
-	(*Quota)(nil),                // 134: persys.command.v1.Quota
-	(*PutNamespace)(nil),         // 135: persys.command.v1.PutNamespace
-	(*DeleteNamespace)(nil),      // 136: persys.command.v1.DeleteNamespace
-	(*Policy)(nil),               // 137: persys.command.v1.Policy
-	(*PolicyHostPath)(nil),       // 138: persys.command.v1.PolicyHostPath
-	(*PutPolicy)(nil),            // 139: persys.command.v1.PutPolicy
-	(*DeletePolicy)(nil),         // 140: persys.command.v1.DeletePolicy
-	(*BindPolicy)(nil),           // 141: persys.command.v1.BindPolicy
-	(*SnapshotHeader)(nil),       // 142: persys.command.v1.SnapshotHeader
-	(*SnapshotRecord)(nil),       // 143: persys.command.v1.SnapshotRecord
-	(*ConsoleRecord)(nil),        // 144: persys.command.v1.ConsoleRecord
-	(*RoleRecord)(nil),           // 145: persys.command.v1.RoleRecord
-	(*BindingRecord)(nil),        // 146: persys.command.v1.BindingRecord
-	(*AccountRecord)(nil),        // 147: persys.command.v1.AccountRecord
-	(*PolicyRecord)(nil),         // 148: persys.command.v1.PolicyRecord
-	(*AuditLogRecord)(nil),       // 149: persys.command.v1.AuditLogRecord
-	(*AuditEntryRecord)(nil),     // 150: persys.command.v1.AuditEntryRecord
-	(*RolloutRecord)(nil),        // 151: persys.command.v1.RolloutRecord
-	(*RolloutMember)(nil),        // 152: persys.command.v1.RolloutMember
-	(*RevisionsRecord)(nil),      // 153: persys.command.v1.RevisionsRecord
-	(*Revision)(nil),             // 154: persys.command.v1.Revision
-	(*NodeAuditRecord)(nil),      // 155: persys.command.v1.NodeAuditRecord
-	(*NamespaceRecord)(nil),      // 156: persys.command.v1.NamespaceRecord
-	(*TokenRecord)(nil),          // 157: persys.command.v1.TokenRecord
-	(*RevocationRecord)(nil),     // 158: persys.command.v1.RevocationRecord
-	(*SnapshotTrailer)(nil),      // 159: persys.command.v1.SnapshotTrailer
-	(*MetaRecord)(nil),           // 160: persys.command.v1.MetaRecord
-	(*WorkloadRecord)(nil),       // 161: persys.command.v1.WorkloadRecord
-	(*Moved)(nil),                // 162: persys.command.v1.Moved
-	(*NodeFailure)(nil),          // 163: persys.command.v1.NodeFailure
-	(*NodeRecord)(nil),           // 164: persys.command.v1.NodeRecord
-	(*ResidualRecord)(nil),       // 165: persys.command.v1.ResidualRecord
-	(*TombstoneRecord)(nil),      // 166: persys.command.v1.TombstoneRecord
-	(*ReceiptRecord)(nil),        // 167: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),              // 168: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),          // 169: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),          // 170: persys.command.v1.EventRecord
+	(*MoveVolume)(nil),           // 47: persys.command.v1.MoveVolume
+	(*AdvanceMoves)(nil),         // 48: persys.command.v1.AdvanceMoves
+	(*MoveStep)(nil),             // 49: persys.command.v1.MoveStep
+	(*MoveRecord)(nil),           // 50: persys.command.v1.MoveRecord
+	(*VolumeRecord)(nil),         // 51: persys.command.v1.VolumeRecord
+	(*Bundle)(nil),               // 52: persys.command.v1.Bundle
+	(*PutWorkloads)(nil),         // 53: persys.command.v1.PutWorkloads
+	(*UpdatePolicy)(nil),         // 54: persys.command.v1.UpdatePolicy
+	(*AdvanceRollout)(nil),       // 55: persys.command.v1.AdvanceRollout
+	(*SetRollout)(nil),           // 56: persys.command.v1.SetRollout
+	(*ScaleGroup)(nil),           // 57: persys.command.v1.ScaleGroup
+	(*SetDesired)(nil),           // 58: persys.command.v1.SetDesired
+	(*DeleteWorkload)(nil),       // 59: persys.command.v1.DeleteWorkload
+	(*RetryWorkload)(nil),        // 60: persys.command.v1.RetryWorkload
+	(*Pool)(nil),                 // 61: persys.command.v1.Pool
+	(*RegisterNode)(nil),         // 62: persys.command.v1.RegisterNode
+	(*NodeNetworking)(nil),       // 63: persys.command.v1.NodeNetworking
+	(*PutNetwork)(nil),           // 64: persys.command.v1.PutNetwork
+	(*DeleteNetwork)(nil),        // 65: persys.command.v1.DeleteNetwork
+	(*ReleaseSlices)(nil),        // 66: persys.command.v1.ReleaseSlices
+	(*IdleSlice)(nil),            // 67: persys.command.v1.IdleSlice
+	(*NetworkRecord)(nil),        // 68: persys.command.v1.NetworkRecord
+	(*IngressPort)(nil),          // 69: persys.command.v1.IngressPort
+	(*ServiceAddressRecord)(nil), // 70: persys.command.v1.ServiceAddressRecord
+	(*SliceRecord)(nil),          // 71: persys.command.v1.SliceRecord
+	(*CordonNode)(nil),           // 72: persys.command.v1.CordonNode
+	(*LabelNode)(nil),            // 73: persys.command.v1.LabelNode
+	(*NodeLabel)(nil),            // 74: persys.command.v1.NodeLabel
+	(*TaintNode)(nil),            // 75: persys.command.v1.TaintNode
+	(*NodeTaint)(nil),            // 76: persys.command.v1.NodeTaint
+	(*DrainNode)(nil),            // 77: persys.command.v1.DrainNode
+	(*RemoveNode)(nil),           // 78: persys.command.v1.RemoveNode
+	(*FenceNode)(nil),            // 79: persys.command.v1.FenceNode
+	(*NodeState)(nil),            // 80: persys.command.v1.NodeState
+	(*SetNodeStates)(nil),        // 81: persys.command.v1.SetNodeStates
+	(*Assignment)(nil),           // 82: persys.command.v1.Assignment
+	(*Assign)(nil),               // 83: persys.command.v1.Assign
+	(*Eviction)(nil),             // 84: persys.command.v1.Eviction
+	(*Evict)(nil),                // 85: persys.command.v1.Evict
+	(*MoveWorkloads)(nil),        // 86: persys.command.v1.MoveWorkloads
+	(*WorkloadMove)(nil),         // 87: persys.command.v1.WorkloadMove
+	(*ReservedAmounts)(nil),      // 88: persys.command.v1.ReservedAmounts
+	(*Retry)(nil),                // 89: persys.command.v1.Retry
+	(*ScheduleRetries)(nil),      // 90: persys.command.v1.ScheduleRetries
+	(*Unplaced)(nil),             // 91: persys.command.v1.Unplaced
+	(*ExplainUnplaced)(nil),      // 92: persys.command.v1.ExplainUnplaced
+	(*Address)(nil),              // 93: persys.command.v1.Address
+	(*PortBinding)(nil),          // 94: persys.command.v1.PortBinding
+	(*WorkloadReport)(nil),       // 95: persys.command.v1.WorkloadReport
+	(*Report)(nil),               // 96: persys.command.v1.Report
+	(*SetMode)(nil),              // 97: persys.command.v1.SetMode
+	(*PutReplica)(nil),           // 98: persys.command.v1.PutReplica
+	(*ReplicaRepair)(nil),        // 99: persys.command.v1.ReplicaRepair
+	(*RemoveReplica)(nil),        // 100: persys.command.v1.RemoveReplica
+	(*SetRebalancePolicy)(nil),   // 101: persys.command.v1.SetRebalancePolicy
+	(*RebalancePolicy)(nil),      // 102: persys.command.v1.RebalancePolicy
+	(*SetFeatureLevel)(nil),      // 103: persys.command.v1.SetFeatureLevel
+	(*Barrier)(nil),              // 104: persys.command.v1.Barrier
+	(*MirrorAttached)(nil),       // 105: persys.command.v1.MirrorAttached
+	(*AttachMirror)(nil),         // 106: persys.command.v1.AttachMirror
+	(*DetachMirror)(nil),         // 107: persys.command.v1.DetachMirror
+	(*SetGossipRing)(nil),        // 108: persys.command.v1.SetGossipRing
+	(*RotateClusterKey)(nil),     // 109: persys.command.v1.RotateClusterKey
+	(*Reseal)(nil),               // 110: persys.command.v1.Reseal
+	(*ResealedValue)(nil),        // 111: persys.command.v1.ResealedValue
+	(*PinClusterKey)(nil),        // 112: persys.command.v1.PinClusterKey
+	(*PutAuthority)(nil),         // 113: persys.command.v1.PutAuthority
+	(*DropAuthority)(nil),        // 114: persys.command.v1.DropAuthority
+	(*PutToken)(nil),             // 115: persys.command.v1.PutToken
+	(*DropToken)(nil),            // 116: persys.command.v1.DropToken
+	(*Admit)(nil),                // 117: persys.command.v1.Admit
+	(*Revoke)(nil),               // 118: persys.command.v1.Revoke
+	(*PutRole)(nil),              // 119: persys.command.v1.PutRole
+	(*DeleteRole)(nil),           // 120: persys.command.v1.DeleteRole
+	(*BindRole)(nil),             // 121: persys.command.v1.BindRole
+	(*PutAccount)(nil),           // 122: persys.command.v1.PutAccount
+	(*DeleteAccount)(nil),        // 123: persys.command.v1.DeleteAccount
+	(*LinkConsole)(nil),          // 124: persys.command.v1.LinkConsole
+	(*OpenConsole)(nil),          // 125: persys.command.v1.OpenConsole
+	(*EndConsole)(nil),           // 126: persys.command.v1.EndConsole
+	(*Audit)(nil),                // 127: persys.command.v1.Audit
+	(*Forgiveness)(nil),          // 128: persys.command.v1.Forgiveness
+	(*ForgiveFailures)(nil),      // 129: persys.command.v1.ForgiveFailures
+	(*AgentAction)(nil),          // 130: persys.command.v1.AgentAction
+	(*RecordActions)(nil),        // 131: persys.command.v1.RecordActions
+	(*Drift)(nil),                // 132: persys.command.v1.Drift
+	(*DriftRepair)(nil),          // 133: persys.command.v1.DriftRepair
+	(*DriftAdoption)(nil),        // 134: persys.command.v1.DriftAdoption
+	(*SetDrifts)(nil),            // 135: persys.command.v1.SetDrifts
+	(*AdoptDrift)(nil),           // 136: persys.command.v1.AdoptDrift
+	(*DropOrphan)(nil),           // 137: persys.command.v1.DropOrphan
+	(*Quota)(nil),                // 138: persys.command.v1.Quota
+	(*PutNamespace)(nil),         // 139: persys.command.v1.PutNamespace
+	(*DeleteNamespace)(nil),      // 140: persys.command.v1.DeleteNamespace
+	(*Policy)(nil),               // 141: persys.command.v1.Policy
+	(*PolicyHostPath)(nil),       // 142: persys.command.v1.PolicyHostPath
+	(*PutPolicy)(nil),            // 143: persys.command.v1.PutPolicy
+	(*DeletePolicy)(nil),         // 144: persys.command.v1.DeletePolicy
+	(*BindPolicy)(nil),           // 145: persys.command.v1.BindPolicy
+	(*SnapshotHeader)(nil),       // 146: persys.command.v1.SnapshotHeader
+	(*SnapshotRecord)(nil),       // 147: persys.command.v1.SnapshotRecord
+	(*ConsoleRecord)(nil),        // 148: persys.command.v1.ConsoleRecord
+	(*RoleRecord)(nil),           // 149: persys.command.v1.RoleRecord
+	(*BindingRecord)(nil),        // 150: persys.command.v1.BindingRecord
+	(*AccountRecord)(nil),        // 151: persys.command.v1.AccountRecord
+	(*PolicyRecord)(nil),         // 152: persys.command.v1.PolicyRecord
+	(*AuditLogRecord)(nil),       // 153: persys.command.v1.AuditLogRecord
+	(*AuditEntryRecord)(nil),     // 154: persys.command.v1.AuditEntryRecord
+	(*RolloutRecord)(nil),        // 155: persys.command.v1.RolloutRecord
+	(*RolloutMember)(nil),        // 156: persys.command.v1.RolloutMember
+	(*RevisionsRecord)(nil),      // 157: persys.command.v1.RevisionsRecord
+	(*Revision)(nil),             // 158: persys.command.v1.Revision
+	(*NodeAuditRecord)(nil),      // 159: persys.command.v1.NodeAuditRecord
+	(*NamespaceRecord)(nil),      // 160: persys.command.v1.NamespaceRecord
+	(*TokenRecord)(nil),          // 161: persys.command.v1.TokenRecord
+	(*RevocationRecord)(nil),     // 162: persys.command.v1.RevocationRecord
+	(*SnapshotTrailer)(nil),      // 163: persys.command.v1.SnapshotTrailer
+	(*MetaRecord)(nil),           // 164: persys.command.v1.MetaRecord
+	(*WorkloadRecord)(nil),       // 165: persys.command.v1.WorkloadRecord
+	(*Moved)(nil),                // 166: persys.command.v1.Moved
+	(*NodeFailure)(nil),          // 167: persys.command.v1.NodeFailure
+	(*NodeRecord)(nil),           // 168: persys.command.v1.NodeRecord
+	(*ResidualRecord)(nil),       // 169: persys.command.v1.ResidualRecord
+	(*TombstoneRecord)(nil),      // 170: persys.command.v1.TombstoneRecord
+	(*ReceiptRecord)(nil),        // 171: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),              // 172: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),          // 173: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),          // 174: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
 	4,   // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
 	1,   // 1: persys.command.v1.Head.epoch:type_name -> persys.command.v1.Epoch
 	3,   // 2: persys.command.v1.Command.head:type_name -> persys.command.v1.Head
 	36,  // 3: persys.command.v1.Command.init_cluster:type_name -> persys.command.v1.InitCluster
-	49,  // 4: persys.command.v1.Command.put_workloads:type_name -> persys.command.v1.PutWorkloads
-	54,  // 5: persys.command.v1.Command.set_desired:type_name -> persys.command.v1.SetDesired
-	55,  // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
-	56,  // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
-	58,  // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
-	68,  // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
-	73,  // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
-	74,  // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
-	75,  // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
-	77,  // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
-	79,  // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
-	81,  // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
-	86,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
-	88,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
-	92,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
-	93,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
-	94,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
-	96,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
-	99,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
-	100, // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
-	101, // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
-	108, // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
-	109, // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
-	110, // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
-	111, // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
-	112, // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
-	113, // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
-	114, // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
-	123, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
-	125, // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
-	127, // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
-	131, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
-	132, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
-	133, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
-	104, // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
-	135, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
-	136, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
-	51,  // 41: persys.command.v1.Command.advance_rollout:type_name -> persys.command.v1.AdvanceRollout
-	52,  // 42: persys.command.v1.Command.set_rollout:type_name -> persys.command.v1.SetRollout
-	139, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
-	140, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
-	141, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
-	102, // 46: persys.command.v1.Command.attach_mirror:type_name -> persys.command.v1.AttachMirror
-	103, // 47: persys.command.v1.Command.detach_mirror:type_name -> persys.command.v1.DetachMirror
-	115, // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
-	116, // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
-	117, // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
-	118, // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
-	119, // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
-	69,  // 53: persys.command.v1.Command.label_node:type_name -> persys.command.v1.LabelNode
-	71,  // 54: persys.command.v1.Command.taint_node:type_name -> persys.command.v1.TaintNode
+	53,  // 4: persys.command.v1.Command.put_workloads:type_name -> persys.command.v1.PutWorkloads
+	58,  // 5: persys.command.v1.Command.set_desired:type_name -> persys.command.v1.SetDesired
+	59,  // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
+	60,  // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
+	62,  // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
+	72,  // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
+	77,  // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
+	78,  // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
+	79,  // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
+	81,  // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
+	83,  // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
+	85,  // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
+	90,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
+	92,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
+	96,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
+	97,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
+	98,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
+	100, // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
+	103, // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
+	104, // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
+	105, // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
+	112, // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
+	113, // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
+	114, // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
+	115, // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
+	116, // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
+	117, // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
+	118, // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
+	127, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
+	129, // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
+	131, // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
+	135, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
+	136, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
+	137, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
+	108, // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
+	139, // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
+	140, // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
+	55,  // 41: persys.command.v1.Command.advance_rollout:type_name -> persys.command.v1.AdvanceRollout
+	56,  // 42: persys.command.v1.Command.set_rollout:type_name -> persys.command.v1.SetRollout
+	143, // 43: persys.command.v1.Command.put_policy:type_name -> persys.command.v1.PutPolicy
+	144, // 44: persys.command.v1.Command.delete_policy:type_name -> persys.command.v1.DeletePolicy
+	145, // 45: persys.command.v1.Command.bind_policy:type_name -> persys.command.v1.BindPolicy
+	106, // 46: persys.command.v1.Command.attach_mirror:type_name -> persys.command.v1.AttachMirror
+	107, // 47: persys.command.v1.Command.detach_mirror:type_name -> persys.command.v1.DetachMirror
+	119, // 48: persys.command.v1.Command.put_role:type_name -> persys.command.v1.PutRole
+	120, // 49: persys.command.v1.Command.delete_role:type_name -> persys.command.v1.DeleteRole
+	121, // 50: persys.command.v1.Command.bind_role:type_name -> persys.command.v1.BindRole
+	122, // 51: persys.command.v1.Command.put_account:type_name -> persys.command.v1.PutAccount
+	123, // 52: persys.command.v1.Command.delete_account:type_name -> persys.command.v1.DeleteAccount
+	73,  // 53: persys.command.v1.Command.label_node:type_name -> persys.command.v1.LabelNode
+	75,  // 54: persys.command.v1.Command.taint_node:type_name -> persys.command.v1.TaintNode
 	28,  // 55: persys.command.v1.Command.finish_jobs:type_name -> persys.command.v1.FinishJobs
 	30,  // 56: persys.command.v1.Command.expire_jobs:type_name -> persys.command.v1.ExpireJobs
 	16,  // 57: persys.command.v1.Command.create_runs:type_name -> persys.command.v1.CreateRuns
 	18,  // 58: persys.command.v1.Command.start_run:type_name -> persys.command.v1.StartRun
-	53,  // 59: persys.command.v1.Command.scale_group:type_name -> persys.command.v1.ScaleGroup
-	82,  // 60: persys.command.v1.Command.move_workloads:type_name -> persys.command.v1.MoveWorkloads
-	97,  // 61: persys.command.v1.Command.set_rebalance_policy:type_name -> persys.command.v1.SetRebalancePolicy
+	57,  // 59: persys.command.v1.Command.scale_group:type_name -> persys.command.v1.ScaleGroup
+	86,  // 60: persys.command.v1.Command.move_workloads:type_name -> persys.command.v1.MoveWorkloads
+	101, // 61: persys.command.v1.Command.set_rebalance_policy:type_name -> persys.command.v1.SetRebalancePolicy
 	19,  // 62: persys.command.v1.Command.place_members:type_name -> persys.command.v1.PlaceMembers
-	60,  // 63: persys.command.v1.Command.put_network:type_name -> persys.command.v1.PutNetwork
-	61,  // 64: persys.command.v1.Command.delete_network:type_name -> persys.command.v1.DeleteNetwork
-	62,  // 65: persys.command.v1.Command.release_slices:type_name -> persys.command.v1.ReleaseSlices
+	64,  // 63: persys.command.v1.Command.put_network:type_name -> persys.command.v1.PutNetwork
+	65,  // 64: persys.command.v1.Command.delete_network:type_name -> persys.command.v1.DeleteNetwork
+	66,  // 65: persys.command.v1.Command.release_slices:type_name -> persys.command.v1.ReleaseSlices
 	39,  // 66: persys.command.v1.Command.put_object:type_name -> persys.command.v1.PutObject
 	40,  // 67: persys.command.v1.Command.delete_object:type_name -> persys.command.v1.DeleteObject
 	43,  // 68: persys.command.v1.Command.put_volume:type_name -> persys.command.v1.PutVolume
 	44,  // 69: persys.command.v1.Command.delete_volume:type_name -> persys.command.v1.DeleteVolume
 	45,  // 70: persys.command.v1.Command.report_volumes:type_name -> persys.command.v1.ReportVolumes
-	120, // 71: persys.command.v1.Command.link_console:type_name -> persys.command.v1.LinkConsole
-	121, // 72: persys.command.v1.Command.open_console:type_name -> persys.command.v1.OpenConsole
-	122, // 73: persys.command.v1.Command.end_console:type_name -> persys.command.v1.EndConsole
-	105, // 74: persys.command.v1.Command.rotate_cluster_key:type_name -> persys.command.v1.RotateClusterKey
-	106, // 75: persys.command.v1.Command.reseal:type_name -> persys.command.v1.Reseal
-	8,   // 76: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
-	5,   // 77: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
-	6,   // 78: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
-	7,   // 79: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
-	35,  // 80: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
-	33,  // 81: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
-	34,  // 82: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
-	26,  // 83: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
-	14,  // 84: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
-	23,  // 85: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
-	5,   // 86: persys.command.v1.Demand.tags:type_name -> persys.command.v1.Label
-	12,  // 87: persys.command.v1.Demand.autoscale:type_name -> persys.command.v1.Autoscale
-	13,  // 88: persys.command.v1.Demand.reschedule:type_name -> persys.command.v1.Reschedule
-	11,  // 89: persys.command.v1.Demand.devices:type_name -> persys.command.v1.DeviceCount
-	65,  // 90: persys.command.v1.Demand.ingress:type_name -> persys.command.v1.IngressPort
-	10,  // 91: persys.command.v1.Demand.volumes:type_name -> persys.command.v1.VolumeUse
-	15,  // 92: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
-	17,  // 93: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
-	2,   // 94: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 95: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
-	37,  // 96: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
-	20,  // 97: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
-	2,   // 98: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
-	24,  // 99: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
-	25,  // 100: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
-	6,   // 101: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
-	5,   // 102: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
-	29,  // 103: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
-	2,   // 104: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
-	31,  // 105: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
-	2,   // 106: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
-	27,  // 107: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
-	9,   // 108: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
-	38,  // 109: persys.command.v1.WorkloadPut.objects:type_name -> persys.command.v1.ObjectUse
-	50,  // 110: persys.command.v1.WorkloadPut.update:type_name -> persys.command.v1.UpdatePolicy
-	37,  // 111: persys.command.v1.PutObject.surge:type_name -> persys.command.v1.WorkloadPut
-	41,  // 112: persys.command.v1.ObjectRecord.versions:type_name -> persys.command.v1.ObjectVersion
-	46,  // 113: persys.command.v1.ReportVolumes.volumes:type_name -> persys.command.v1.HeldVolume
-	37,  // 114: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	50,  // 115: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
-	48,  // 116: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
-	37,  // 117: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
-	2,   // 118: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
-	37,  // 119: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
-	57,  // 120: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,   // 121: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,   // 122: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	59,  // 123: persys.command.v1.RegisterNode.networking:type_name -> persys.command.v1.NodeNetworking
-	11,  // 124: persys.command.v1.RegisterNode.devices:type_name -> persys.command.v1.DeviceCount
-	63,  // 125: persys.command.v1.ReleaseSlices.slices:type_name -> persys.command.v1.IdleSlice
-	67,  // 126: persys.command.v1.NetworkRecord.slices:type_name -> persys.command.v1.SliceRecord
-	66,  // 127: persys.command.v1.NetworkRecord.services:type_name -> persys.command.v1.ServiceAddressRecord
-	70,  // 128: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
-	72,  // 129: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
-	7,   // 130: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
-	76,  // 131: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,   // 132: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	78,  // 133: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,   // 134: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	80,  // 135: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	83,  // 136: persys.command.v1.MoveWorkloads.moves:type_name -> persys.command.v1.WorkloadMove
-	2,   // 137: persys.command.v1.WorkloadMove.if_generation:type_name -> persys.command.v1.Generation
-	84,  // 138: persys.command.v1.WorkloadMove.from_reserved:type_name -> persys.command.v1.ReservedAmounts
-	84,  // 139: persys.command.v1.WorkloadMove.to_reserved:type_name -> persys.command.v1.ReservedAmounts
-	2,   // 140: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	85,  // 141: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,   // 142: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	87,  // 143: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,   // 144: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	90,  // 145: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	27,  // 146: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
-	91,  // 147: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	95,  // 148: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
-	98,  // 149: persys.command.v1.SetRebalancePolicy.policy:type_name -> persys.command.v1.RebalancePolicy
-	107, // 150: persys.command.v1.Reseal.values:type_name -> persys.command.v1.ResealedValue
-	5,   // 151: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
-	117, // 152: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
-	5,   // 153: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
-	2,   // 154: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
-	124, // 155: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
-	126, // 156: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
-	2,   // 157: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 158: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
-	128, // 159: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
-	128, // 160: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
-	129, // 161: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
-	130, // 162: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
-	37,  // 163: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
-	48,  // 164: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
-	134, // 165: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
-	5,   // 166: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
-	138, // 167: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
-	137, // 168: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
-	5,   // 169: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
-	160, // 170: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	161, // 171: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	164, // 172: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	165, // 173: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	167, // 174: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	170, // 175: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	94,  // 176: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	109, // 177: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	157, // 178: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	113, // 179: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	158, // 180: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	166, // 181: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
-	155, // 182: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
-	128, // 183: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
-	156, // 184: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
-	153, // 185: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
-	151, // 186: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
-	148, // 187: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
-	48,  // 188: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
-	149, // 189: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
-	150, // 190: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
-	145, // 191: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
-	146, // 192: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
-	147, // 193: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
-	64,  // 194: persys.command.v1.SnapshotRecord.network:type_name -> persys.command.v1.NetworkRecord
-	42,  // 195: persys.command.v1.SnapshotRecord.object:type_name -> persys.command.v1.ObjectRecord
-	47,  // 196: persys.command.v1.SnapshotRecord.volume:type_name -> persys.command.v1.VolumeRecord
-	144, // 197: persys.command.v1.SnapshotRecord.console:type_name -> persys.command.v1.ConsoleRecord
-	120, // 198: persys.command.v1.ConsoleRecord.link:type_name -> persys.command.v1.LinkConsole
-	115, // 199: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
-	117, // 200: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
-	118, // 201: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
-	137, // 202: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
-	5,   // 203: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
-	170, // 204: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
-	2,   // 205: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
-	50,  // 206: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
-	152, // 207: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
-	37,  // 208: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
-	37,  // 209: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
-	154, // 210: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
-	135, // 211: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
-	111, // 212: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	114, // 213: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	98,  // 214: persys.command.v1.MetaRecord.rebalance:type_name -> persys.command.v1.RebalancePolicy
-	37,  // 215: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,   // 216: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	91,  // 217: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	8,   // 218: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
-	2,   // 219: persys.command.v1.WorkloadRecord.same_since:type_name -> persys.command.v1.Generation
-	126, // 220: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	34,  // 221: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
-	162, // 222: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
-	32,  // 223: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
-	21,  // 224: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
-	22,  // 225: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
-	163, // 226: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
-	58,  // 227: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	70,  // 228: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
-	72,  // 229: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
-	2,   // 230: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 231: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,   // 232: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 233: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
-	168, // 234: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	169, // 235: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,   // 236: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,   // 237: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	238, // [238:238] is the sub-list for method output_type
-	238, // [238:238] is the sub-list for method input_type
-	238, // [238:238] is the sub-list for extension type_name
-	238, // [238:238] is the sub-list for extension extendee
-	0,   // [0:238] is the sub-list for field type_name
+	124, // 71: persys.command.v1.Command.link_console:type_name -> persys.command.v1.LinkConsole
+	125, // 72: persys.command.v1.Command.open_console:type_name -> persys.command.v1.OpenConsole
+	126, // 73: persys.command.v1.Command.end_console:type_name -> persys.command.v1.EndConsole
+	109, // 74: persys.command.v1.Command.rotate_cluster_key:type_name -> persys.command.v1.RotateClusterKey
+	110, // 75: persys.command.v1.Command.reseal:type_name -> persys.command.v1.Reseal
+	47,  // 76: persys.command.v1.Command.move_volume:type_name -> persys.command.v1.MoveVolume
+	48,  // 77: persys.command.v1.Command.advance_moves:type_name -> persys.command.v1.AdvanceMoves
+	8,   // 78: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
+	5,   // 79: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
+	6,   // 80: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
+	7,   // 81: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
+	35,  // 82: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
+	33,  // 83: persys.command.v1.Demand.asks:type_name -> persys.command.v1.Ask
+	34,  // 84: persys.command.v1.Demand.local_data:type_name -> persys.command.v1.LocalData
+	26,  // 85: persys.command.v1.Demand.job:type_name -> persys.command.v1.Job
+	14,  // 86: persys.command.v1.Demand.template:type_name -> persys.command.v1.Template
+	23,  // 87: persys.command.v1.Demand.placement:type_name -> persys.command.v1.Placement
+	5,   // 88: persys.command.v1.Demand.tags:type_name -> persys.command.v1.Label
+	12,  // 89: persys.command.v1.Demand.autoscale:type_name -> persys.command.v1.Autoscale
+	13,  // 90: persys.command.v1.Demand.reschedule:type_name -> persys.command.v1.Reschedule
+	11,  // 91: persys.command.v1.Demand.devices:type_name -> persys.command.v1.DeviceCount
+	69,  // 92: persys.command.v1.Demand.ingress:type_name -> persys.command.v1.IngressPort
+	10,  // 93: persys.command.v1.Demand.volumes:type_name -> persys.command.v1.VolumeUse
+	15,  // 94: persys.command.v1.Template.cron:type_name -> persys.command.v1.Cron
+	17,  // 95: persys.command.v1.CreateRuns.steps:type_name -> persys.command.v1.CronStep
+	2,   // 96: persys.command.v1.CronStep.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 97: persys.command.v1.StartRun.if_generation:type_name -> persys.command.v1.Generation
+	37,  // 98: persys.command.v1.StartRun.put:type_name -> persys.command.v1.WorkloadPut
+	20,  // 99: persys.command.v1.PlaceMembers.changes:type_name -> persys.command.v1.MemberChange
+	2,   // 100: persys.command.v1.MemberChange.if_generation:type_name -> persys.command.v1.Generation
+	24,  // 101: persys.command.v1.Placement.spread:type_name -> persys.command.v1.Spread
+	25,  // 102: persys.command.v1.Placement.affinities:type_name -> persys.command.v1.Affinity
+	6,   // 103: persys.command.v1.Affinity.node:type_name -> persys.command.v1.Constraint
+	5,   // 104: persys.command.v1.Affinity.tag:type_name -> persys.command.v1.Label
+	29,  // 105: persys.command.v1.FinishJobs.ends:type_name -> persys.command.v1.JobEnd
+	2,   // 106: persys.command.v1.JobEnd.if_generation:type_name -> persys.command.v1.Generation
+	31,  // 107: persys.command.v1.ExpireJobs.jobs:type_name -> persys.command.v1.JobExpiry
+	2,   // 108: persys.command.v1.JobExpiry.if_generation:type_name -> persys.command.v1.Generation
+	27,  // 109: persys.command.v1.JobResult.exit:type_name -> persys.command.v1.Exit
+	9,   // 110: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
+	38,  // 111: persys.command.v1.WorkloadPut.objects:type_name -> persys.command.v1.ObjectUse
+	54,  // 112: persys.command.v1.WorkloadPut.update:type_name -> persys.command.v1.UpdatePolicy
+	37,  // 113: persys.command.v1.PutObject.surge:type_name -> persys.command.v1.WorkloadPut
+	41,  // 114: persys.command.v1.ObjectRecord.versions:type_name -> persys.command.v1.ObjectVersion
+	46,  // 115: persys.command.v1.ReportVolumes.volumes:type_name -> persys.command.v1.HeldVolume
+	2,   // 116: persys.command.v1.HeldVolume.copy:type_name -> persys.command.v1.Generation
+	49,  // 117: persys.command.v1.AdvanceMoves.steps:type_name -> persys.command.v1.MoveStep
+	2,   // 118: persys.command.v1.MoveStep.move:type_name -> persys.command.v1.Generation
+	2,   // 119: persys.command.v1.MoveRecord.id:type_name -> persys.command.v1.Generation
+	9,   // 120: persys.command.v1.MoveRecord.demand:type_name -> persys.command.v1.Demand
+	2,   // 121: persys.command.v1.VolumeRecord.copy:type_name -> persys.command.v1.Generation
+	2,   // 122: persys.command.v1.VolumeRecord.undone:type_name -> persys.command.v1.Generation
+	2,   // 123: persys.command.v1.VolumeRecord.former:type_name -> persys.command.v1.Generation
+	37,  // 124: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	54,  // 125: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
+	52,  // 126: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
+	37,  // 127: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
+	2,   // 128: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
+	37,  // 129: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
+	61,  // 130: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,   // 131: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,   // 132: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	63,  // 133: persys.command.v1.RegisterNode.networking:type_name -> persys.command.v1.NodeNetworking
+	11,  // 134: persys.command.v1.RegisterNode.devices:type_name -> persys.command.v1.DeviceCount
+	67,  // 135: persys.command.v1.ReleaseSlices.slices:type_name -> persys.command.v1.IdleSlice
+	71,  // 136: persys.command.v1.NetworkRecord.slices:type_name -> persys.command.v1.SliceRecord
+	70,  // 137: persys.command.v1.NetworkRecord.services:type_name -> persys.command.v1.ServiceAddressRecord
+	74,  // 138: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
+	76,  // 139: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
+	7,   // 140: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
+	80,  // 141: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,   // 142: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	82,  // 143: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,   // 144: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	84,  // 145: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	87,  // 146: persys.command.v1.MoveWorkloads.moves:type_name -> persys.command.v1.WorkloadMove
+	2,   // 147: persys.command.v1.WorkloadMove.if_generation:type_name -> persys.command.v1.Generation
+	88,  // 148: persys.command.v1.WorkloadMove.from_reserved:type_name -> persys.command.v1.ReservedAmounts
+	88,  // 149: persys.command.v1.WorkloadMove.to_reserved:type_name -> persys.command.v1.ReservedAmounts
+	2,   // 150: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	89,  // 151: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,   // 152: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	91,  // 153: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,   // 154: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	94,  // 155: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	27,  // 156: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
+	95,  // 157: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	99,  // 158: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
+	102, // 159: persys.command.v1.SetRebalancePolicy.policy:type_name -> persys.command.v1.RebalancePolicy
+	111, // 160: persys.command.v1.Reseal.values:type_name -> persys.command.v1.ResealedValue
+	5,   // 161: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
+	121, // 162: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
+	5,   // 163: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	2,   // 164: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
+	128, // 165: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
+	130, // 166: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
+	2,   // 167: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 168: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
+	132, // 169: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
+	132, // 170: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
+	133, // 171: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
+	134, // 172: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
+	37,  // 173: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
+	52,  // 174: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
+	138, // 175: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
+	5,   // 176: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
+	142, // 177: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
+	141, // 178: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
+	5,   // 179: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
+	164, // 180: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	165, // 181: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	168, // 182: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	169, // 183: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	171, // 184: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	174, // 185: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	98,  // 186: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	113, // 187: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	161, // 188: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	117, // 189: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	162, // 190: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	170, // 191: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
+	159, // 192: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	132, // 193: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
+	160, // 194: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
+	157, // 195: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
+	155, // 196: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
+	152, // 197: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
+	52,  // 198: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
+	153, // 199: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
+	154, // 200: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
+	149, // 201: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
+	150, // 202: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
+	151, // 203: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
+	68,  // 204: persys.command.v1.SnapshotRecord.network:type_name -> persys.command.v1.NetworkRecord
+	42,  // 205: persys.command.v1.SnapshotRecord.object:type_name -> persys.command.v1.ObjectRecord
+	51,  // 206: persys.command.v1.SnapshotRecord.volume:type_name -> persys.command.v1.VolumeRecord
+	148, // 207: persys.command.v1.SnapshotRecord.console:type_name -> persys.command.v1.ConsoleRecord
+	50,  // 208: persys.command.v1.SnapshotRecord.move:type_name -> persys.command.v1.MoveRecord
+	124, // 209: persys.command.v1.ConsoleRecord.link:type_name -> persys.command.v1.LinkConsole
+	119, // 210: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
+	121, // 211: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
+	122, // 212: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
+	141, // 213: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
+	5,   // 214: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
+	174, // 215: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
+	2,   // 216: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
+	54,  // 217: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
+	156, // 218: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
+	37,  // 219: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
+	37,  // 220: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
+	158, // 221: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
+	139, // 222: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
+	115, // 223: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	118, // 224: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	102, // 225: persys.command.v1.MetaRecord.rebalance:type_name -> persys.command.v1.RebalancePolicy
+	37,  // 226: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,   // 227: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	95,  // 228: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	8,   // 229: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
+	2,   // 230: persys.command.v1.WorkloadRecord.same_since:type_name -> persys.command.v1.Generation
+	130, // 231: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	34,  // 232: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
+	166, // 233: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
+	32,  // 234: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
+	21,  // 235: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
+	22,  // 236: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
+	167, // 237: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
+	62,  // 238: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	74,  // 239: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
+	76,  // 240: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
+	2,   // 241: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 242: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,   // 243: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 244: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
+	172, // 245: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	173, // 246: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,   // 247: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,   // 248: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	249, // [249:249] is the sub-list for method output_type
+	249, // [249:249] is the sub-list for method input_type
+	249, // [249:249] is the sub-list for extension type_name
+	249, // [249:249] is the sub-list for extension extendee
+	0,   // [0:249] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -17397,14 +17932,16 @@ func file_api_command_v1_command_proto_init() {
 		(*Command_EndConsole)(nil),
 		(*Command_RotateClusterKey)(nil),
 		(*Command_Reseal)(nil),
+		(*Command_MoveVolume)(nil),
+		(*Command_AdvanceMoves)(nil),
 	}
-	file_api_command_v1_command_proto_msgTypes[49].OneofWrappers = []any{}
 	file_api_command_v1_command_proto_msgTypes[53].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[73].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[115].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[135].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[57].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[77].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[119].OneofWrappers = []any{}
 	file_api_command_v1_command_proto_msgTypes[139].OneofWrappers = []any{}
-	file_api_command_v1_command_proto_msgTypes[143].OneofWrappers = []any{
+	file_api_command_v1_command_proto_msgTypes[143].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[147].OneofWrappers = []any{
 		(*SnapshotRecord_Meta)(nil),
 		(*SnapshotRecord_Workload)(nil),
 		(*SnapshotRecord_Node)(nil),
@@ -17433,6 +17970,7 @@ func file_api_command_v1_command_proto_init() {
 		(*SnapshotRecord_Object)(nil),
 		(*SnapshotRecord_Volume)(nil),
 		(*SnapshotRecord_Console)(nil),
+		(*SnapshotRecord_Move)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -17440,7 +17978,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   171,
+			NumMessages:   175,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -647,6 +647,8 @@ type NodeCapabilities struct {
 	// Set if the agent keeps secrets and configs as files in memory, and signals containers that have new
 	// versions of them. Not set by older agents, nor on machines without a tmpfs.
 	MemoryFiles bool `protobuf:"varint,1542,opt,name=memory_files,json=memoryFiles,proto3" json:"memory_files,omitempty"`
+	// The agent can move volumes to and from other nodes.
+	VolumeMoves bool `protobuf:"varint,1592,opt,name=volume_moves,json=volumeMoves,proto3" json:"volume_moves,omitempty"`
 	// Numbers of devices by name, such as nvidia.com/gpu, that workloads can reserve.
 	Devices map[string]int64 `protobuf:"bytes,1551,rep,name=devices,proto3" json:"devices,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// What the node can do for networks that span nodes. Absent if the agent does not support such networks.
@@ -793,6 +795,13 @@ func (x *NodeCapabilities) GetMetricsPort() uint32 {
 func (x *NodeCapabilities) GetMemoryFiles() bool {
 	if x != nil {
 		return x.MemoryFiles
+	}
+	return false
+}
+
+func (x *NodeCapabilities) GetVolumeMoves() bool {
+	if x != nil {
+		return x.VolumeMoves
 	}
 	return false
 }
@@ -1230,7 +1239,9 @@ type HeartbeatRequest struct {
 	NetworkIncarnation uint64 `protobuf:"varint,1484,opt,name=network_incarnation,json=networkIncarnation,proto3" json:"network_incarnation,omitempty"`
 	// Managed volumes of the node. Only in heartbeats with full set, and in the heartbeat after a change of
 	// the volumes.
-	Volumes       *VolumeReport `protobuf:"bytes,1580,opt,name=volumes,proto3" json:"volumes,omitempty"`
+	Volumes *VolumeReport `protobuf:"bytes,1580,opt,name=volumes,proto3" json:"volumes,omitempty"`
+	// Moves of volumes in which the node takes part, as the node sees them.
+	Moves         []*MoveReport `protobuf:"bytes,1590,rep,name=moves,proto3" json:"moves,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1342,6 +1353,113 @@ func (x *HeartbeatRequest) GetVolumes() *VolumeReport {
 	return nil
 }
 
+func (x *HeartbeatRequest) GetMoves() []*MoveReport {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
+}
+
+// MoveReport is a node's view of one move of volumes.
+type MoveReport struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	// Id of the move.
+	Move *Generation `protobuf:"bytes,2,opt,name=move,proto3" json:"move,omitempty"`
+	// What the node has done: copying (the first copy is not complete), copied (a pass is complete), ready (the
+	// copy is complete and on disk), failed (the copy cannot be made), kept (the former node keeps its copy),
+	// held (the former node has taken its copy back into use), dropped (the node has no copy that the move does
+	// not need any more).
+	State   string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	Message string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	// Bytes of the present pass: of all files that are compared, of those that are compared already, and of the
+	// content that was sent.
+	TotalBytes    int64 `protobuf:"varint,5,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	DoneBytes     int64 `protobuf:"varint,6,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"`
+	SentBytes     int64 `protobuf:"varint,7,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MoveReport) Reset() {
+	*x = MoveReport{}
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MoveReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MoveReport) ProtoMessage() {}
+
+func (x *MoveReport) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MoveReport.ProtoReflect.Descriptor instead.
+func (*MoveReport) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *MoveReport) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *MoveReport) GetMove() *Generation {
+	if x != nil {
+		return x.Move
+	}
+	return nil
+}
+
+func (x *MoveReport) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *MoveReport) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *MoveReport) GetTotalBytes() int64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *MoveReport) GetDoneBytes() int64 {
+	if x != nil {
+		return x.DoneBytes
+	}
+	return 0
+}
+
+func (x *MoveReport) GetSentBytes() int64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
 // VolumeReport lists the managed volumes of a node.
 type VolumeReport struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -1355,7 +1473,7 @@ type VolumeReport struct {
 
 func (x *VolumeReport) Reset() {
 	*x = VolumeReport{}
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1367,7 +1485,7 @@ func (x *VolumeReport) String() string {
 func (*VolumeReport) ProtoMessage() {}
 
 func (x *VolumeReport) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[11]
+	mi := &file_api_control_v1_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1380,7 +1498,7 @@ func (x *VolumeReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeReport.ProtoReflect.Descriptor instead.
 func (*VolumeReport) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *VolumeReport) GetVolumes() []*HeldVolume {
@@ -1413,14 +1531,18 @@ type HeldVolume struct {
 	// Workload that used the volume last; empty = none, or it was deleted.
 	Owner string `protobuf:"bytes,7,opt,name=owner,proto3" json:"owner,omitempty"`
 	// A user created the volume.
-	ByHand        bool `protobuf:"varint,8,opt,name=by_hand,json=byHand,proto3" json:"by_hand,omitempty"`
+	ByHand bool `protobuf:"varint,8,opt,name=by_hand,json=byHand,proto3" json:"by_hand,omitempty"`
+	// Id of the move that made this copy; absent if the volume never moved.
+	Copy *Generation `protobuf:"bytes,9,opt,name=copy,proto3" json:"copy,omitempty"`
+	// The copy is not in use: the node set it aside for a move, or it has just been copied to the node.
+	Aside         bool `protobuf:"varint,10,opt,name=aside,proto3" json:"aside,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeldVolume) Reset() {
 	*x = HeldVolume{}
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1432,7 +1554,7 @@ func (x *HeldVolume) String() string {
 func (*HeldVolume) ProtoMessage() {}
 
 func (x *HeldVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[12]
+	mi := &file_api_control_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1445,7 +1567,7 @@ func (x *HeldVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldVolume.ProtoReflect.Descriptor instead.
 func (*HeldVolume) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *HeldVolume) GetName() string {
@@ -1504,6 +1626,20 @@ func (x *HeldVolume) GetByHand() bool {
 	return false
 }
 
+func (x *HeldVolume) GetCopy() *Generation {
+	if x != nil {
+		return x.Copy
+	}
+	return nil
+}
+
+func (x *HeldVolume) GetAside() bool {
+	if x != nil {
+		return x.Aside
+	}
+	return false
+}
+
 // Usage of a storage pool.
 type StoragePoolUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1518,7 +1654,7 @@ type StoragePoolUsage struct {
 
 func (x *StoragePoolUsage) Reset() {
 	*x = StoragePoolUsage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1530,7 +1666,7 @@ func (x *StoragePoolUsage) String() string {
 func (*StoragePoolUsage) ProtoMessage() {}
 
 func (x *StoragePoolUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[13]
+	mi := &file_api_control_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1543,7 +1679,7 @@ func (x *StoragePoolUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolUsage.ProtoReflect.Descriptor instead.
 func (*StoragePoolUsage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StoragePoolUsage) GetName() string {
@@ -1599,7 +1735,7 @@ type NodeUsage struct {
 
 func (x *NodeUsage) Reset() {
 	*x = NodeUsage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +1747,7 @@ func (x *NodeUsage) String() string {
 func (*NodeUsage) ProtoMessage() {}
 
 func (x *NodeUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[14]
+	mi := &file_api_control_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +1760,7 @@ func (x *NodeUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUsage.ProtoReflect.Descriptor instead.
 func (*NodeUsage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NodeUsage) GetCpuAllocatedMillicores() int64 {
@@ -1722,14 +1858,16 @@ type HeartbeatResponse struct {
 	SendFull bool `protobuf:"varint,1005,opt,name=send_full,json=sendFull,proto3" json:"send_full,omitempty"`
 	// The networks that the node has to set up, if the agent's view of them is outdated. Absent if the
 	// agent's view is up to date, or if the node has never taken part in a network.
-	Networks      *v1.NetworkView `protobuf:"bytes,1481,opt,name=networks,proto3" json:"networks,omitempty"`
+	Networks *v1.NetworkView `protobuf:"bytes,1481,opt,name=networks,proto3" json:"networks,omitempty"`
+	// Moves of volumes in which the node takes part. Absent from schedulers that do not move volumes.
+	Moves         *VolumeMoves `protobuf:"bytes,1591,opt,name=moves,proto3" json:"moves,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1741,7 +1879,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[15]
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1754,7 +1892,7 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *HeartbeatResponse) GetAcknowledged() bool {
@@ -1827,6 +1965,181 @@ func (x *HeartbeatResponse) GetNetworks() *v1.NetworkView {
 	return nil
 }
 
+func (x *HeartbeatResponse) GetMoves() *VolumeMoves {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
+}
+
+// VolumeMoves lists all moves of volumes in which a node takes part.
+type VolumeMoves struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Moves         []*VolumeMove          `protobuf:"bytes,1,rep,name=moves,proto3" json:"moves,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeMoves) Reset() {
+	*x = VolumeMoves{}
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeMoves) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeMoves) ProtoMessage() {}
+
+func (x *VolumeMoves) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeMoves.ProtoReflect.Descriptor instead.
+func (*VolumeMoves) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *VolumeMoves) GetMoves() []*VolumeMove {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
+}
+
+// VolumeMove is one move of the volumes of a workload.
+type VolumeMove struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the move; a later move has a higher one.
+	Id         *Generation `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	WorkloadId string      `protobuf:"bytes,2,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	// Empty means the default namespace.
+	Namespace string `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Names of the volumes.
+	Volumes []string `protobuf:"bytes,4,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	// Storage pools of the volumes, in the same order; empty means the first pool of a node.
+	Pools []string `protobuf:"bytes,5,rep,name=pools,proto3" json:"pools,omitempty"`
+	From  string   `protobuf:"bytes,6,opt,name=from,proto3" json:"from,omitempty"`
+	To    string   `protobuf:"bytes,7,opt,name=to,proto3" json:"to,omitempty"`
+	// host:port of the agent of the node from.
+	Endpoint string `protobuf:"bytes,8,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	// copying, stopping, final, placed, kept, done, undone or dropping.
+	Phase          string `protobuf:"bytes,9,opt,name=phase,proto3" json:"phase,omitempty"`
+	BytesPerSecond int64  `protobuf:"varint,10,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *VolumeMove) Reset() {
+	*x = VolumeMove{}
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeMove) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeMove) ProtoMessage() {}
+
+func (x *VolumeMove) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeMove.ProtoReflect.Descriptor instead.
+func (*VolumeMove) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *VolumeMove) GetId() *Generation {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+func (x *VolumeMove) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetVolumes() []string {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *VolumeMove) GetPools() []string {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+func (x *VolumeMove) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *VolumeMove) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
 type ApplyWorkloadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Id, required, of the form [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
@@ -1859,7 +2172,7 @@ type ApplyWorkloadRequest struct {
 
 func (x *ApplyWorkloadRequest) Reset() {
 	*x = ApplyWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1871,7 +2184,7 @@ func (x *ApplyWorkloadRequest) String() string {
 func (*ApplyWorkloadRequest) ProtoMessage() {}
 
 func (x *ApplyWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1884,7 +2197,7 @@ func (x *ApplyWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ApplyWorkloadRequest) GetWorkloadId() string {
@@ -1976,7 +2289,7 @@ type ApplyWorkloadResponse struct {
 
 func (x *ApplyWorkloadResponse) Reset() {
 	*x = ApplyWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1988,7 +2301,7 @@ func (x *ApplyWorkloadResponse) String() string {
 func (*ApplyWorkloadResponse) ProtoMessage() {}
 
 func (x *ApplyWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2001,7 +2314,7 @@ func (x *ApplyWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ApplyWorkloadResponse) GetSuccess() bool {
@@ -2110,7 +2423,7 @@ type TakenBack struct {
 
 func (x *TakenBack) Reset() {
 	*x = TakenBack{}
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2122,7 +2435,7 @@ func (x *TakenBack) String() string {
 func (*TakenBack) ProtoMessage() {}
 
 func (x *TakenBack) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2135,7 +2448,7 @@ func (x *TakenBack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakenBack.ProtoReflect.Descriptor instead.
 func (*TakenBack) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TakenBack) GetField() string {
@@ -2203,7 +2516,7 @@ type DeleteWorkloadRequest struct {
 
 func (x *DeleteWorkloadRequest) Reset() {
 	*x = DeleteWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2215,7 +2528,7 @@ func (x *DeleteWorkloadRequest) String() string {
 func (*DeleteWorkloadRequest) ProtoMessage() {}
 
 func (x *DeleteWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2228,7 +2541,7 @@ func (x *DeleteWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*DeleteWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeleteWorkloadRequest) GetWorkloadId() string {
@@ -2282,7 +2595,7 @@ type DeleteWorkloadResponse struct {
 
 func (x *DeleteWorkloadResponse) Reset() {
 	*x = DeleteWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2294,7 +2607,7 @@ func (x *DeleteWorkloadResponse) String() string {
 func (*DeleteWorkloadResponse) ProtoMessage() {}
 
 func (x *DeleteWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2307,7 +2620,7 @@ func (x *DeleteWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*DeleteWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeleteWorkloadResponse) GetSuccess() bool {
@@ -2417,7 +2730,7 @@ type WorkloadSpec struct {
 
 func (x *WorkloadSpec) Reset() {
 	*x = WorkloadSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2429,7 +2742,7 @@ func (x *WorkloadSpec) String() string {
 func (*WorkloadSpec) ProtoMessage() {}
 
 func (x *WorkloadSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2442,7 +2755,7 @@ func (x *WorkloadSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadSpec.ProtoReflect.Descriptor instead.
 func (*WorkloadSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WorkloadSpec) GetType() string {
@@ -2692,7 +3005,7 @@ type Autoscale struct {
 
 func (x *Autoscale) Reset() {
 	*x = Autoscale{}
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2704,7 +3017,7 @@ func (x *Autoscale) String() string {
 func (*Autoscale) ProtoMessage() {}
 
 func (x *Autoscale) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2717,7 +3030,7 @@ func (x *Autoscale) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Autoscale.ProtoReflect.Descriptor instead.
 func (*Autoscale) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Autoscale) GetMin() int32 {
@@ -2766,7 +3079,7 @@ type AutoscaleStatus struct {
 
 func (x *AutoscaleStatus) Reset() {
 	*x = AutoscaleStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2778,7 +3091,7 @@ func (x *AutoscaleStatus) String() string {
 func (*AutoscaleStatus) ProtoMessage() {}
 
 func (x *AutoscaleStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2791,7 +3104,7 @@ func (x *AutoscaleStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AutoscaleStatus.ProtoReflect.Descriptor instead.
 func (*AutoscaleStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AutoscaleStatus) GetSettings() *Autoscale {
@@ -2864,7 +3177,7 @@ type RescheduleSpec struct {
 
 func (x *RescheduleSpec) Reset() {
 	*x = RescheduleSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2876,7 +3189,7 @@ func (x *RescheduleSpec) String() string {
 func (*RescheduleSpec) ProtoMessage() {}
 
 func (x *RescheduleSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2889,7 +3202,7 @@ func (x *RescheduleSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RescheduleSpec.ProtoReflect.Descriptor instead.
 func (*RescheduleSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RescheduleSpec) GetAttempts() int32 {
@@ -2922,7 +3235,7 @@ type SpreadRule struct {
 
 func (x *SpreadRule) Reset() {
 	*x = SpreadRule{}
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2934,7 +3247,7 @@ func (x *SpreadRule) String() string {
 func (*SpreadRule) ProtoMessage() {}
 
 func (x *SpreadRule) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2947,7 +3260,7 @@ func (x *SpreadRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpreadRule.ProtoReflect.Descriptor instead.
 func (*SpreadRule) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SpreadRule) GetBy() string {
@@ -2995,7 +3308,7 @@ type AffinityRule struct {
 
 func (x *AffinityRule) Reset() {
 	*x = AffinityRule{}
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3007,7 +3320,7 @@ func (x *AffinityRule) String() string {
 func (*AffinityRule) ProtoMessage() {}
 
 func (x *AffinityRule) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3020,7 +3333,7 @@ func (x *AffinityRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AffinityRule.ProtoReflect.Descriptor instead.
 func (*AffinityRule) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AffinityRule) GetNode() *Constraint {
@@ -3099,7 +3412,7 @@ type JobSpec struct {
 
 func (x *JobSpec) Reset() {
 	*x = JobSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3111,7 +3424,7 @@ func (x *JobSpec) String() string {
 func (*JobSpec) ProtoMessage() {}
 
 func (x *JobSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3124,7 +3437,7 @@ func (x *JobSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSpec.ProtoReflect.Descriptor instead.
 func (*JobSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *JobSpec) GetCompletions() int32 {
@@ -3195,7 +3508,7 @@ type ParameterizedSpec struct {
 
 func (x *ParameterizedSpec) Reset() {
 	*x = ParameterizedSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3207,7 +3520,7 @@ func (x *ParameterizedSpec) String() string {
 func (*ParameterizedSpec) ProtoMessage() {}
 
 func (x *ParameterizedSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3220,7 +3533,7 @@ func (x *ParameterizedSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParameterizedSpec.ProtoReflect.Descriptor instead.
 func (*ParameterizedSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ParameterizedSpec) GetParameters() []*ParameterSpec {
@@ -3251,7 +3564,7 @@ type ParameterSpec struct {
 
 func (x *ParameterSpec) Reset() {
 	*x = ParameterSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3263,7 +3576,7 @@ func (x *ParameterSpec) String() string {
 func (*ParameterSpec) ProtoMessage() {}
 
 func (x *ParameterSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3276,7 +3589,7 @@ func (x *ParameterSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParameterSpec.ProtoReflect.Descriptor instead.
 func (*ParameterSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ParameterSpec) GetName() string {
@@ -3325,7 +3638,7 @@ type CronSpec struct {
 
 func (x *CronSpec) Reset() {
 	*x = CronSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3337,7 +3650,7 @@ func (x *CronSpec) String() string {
 func (*CronSpec) ProtoMessage() {}
 
 func (x *CronSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3350,7 +3663,7 @@ func (x *CronSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CronSpec.ProtoReflect.Descriptor instead.
 func (*CronSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CronSpec) GetSchedule() string {
@@ -3423,7 +3736,7 @@ type TemplateView struct {
 
 func (x *TemplateView) Reset() {
 	*x = TemplateView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3435,7 +3748,7 @@ func (x *TemplateView) String() string {
 func (*TemplateView) ProtoMessage() {}
 
 func (x *TemplateView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3448,7 +3761,7 @@ func (x *TemplateView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TemplateView.ProtoReflect.Descriptor instead.
 func (*TemplateView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *TemplateView) GetCron() *CronSpec {
@@ -3507,7 +3820,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3519,7 +3832,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3532,7 +3845,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Exit) GetCode() int32 {
@@ -3580,7 +3893,7 @@ type JobResult struct {
 
 func (x *JobResult) Reset() {
 	*x = JobResult{}
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3592,7 +3905,7 @@ func (x *JobResult) String() string {
 func (*JobResult) ProtoMessage() {}
 
 func (x *JobResult) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3605,7 +3918,7 @@ func (x *JobResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobResult.ProtoReflect.Descriptor instead.
 func (*JobResult) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *JobResult) GetSucceeded() bool {
@@ -3668,7 +3981,7 @@ type UpdateStrategy struct {
 
 func (x *UpdateStrategy) Reset() {
 	*x = UpdateStrategy{}
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3680,7 +3993,7 @@ func (x *UpdateStrategy) String() string {
 func (*UpdateStrategy) ProtoMessage() {}
 
 func (x *UpdateStrategy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3693,7 +4006,7 @@ func (x *UpdateStrategy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateStrategy.ProtoReflect.Descriptor instead.
 func (*UpdateStrategy) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *UpdateStrategy) GetMaxParallel() int32 {
@@ -3766,7 +4079,7 @@ type HealthCheck struct {
 
 func (x *HealthCheck) Reset() {
 	*x = HealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3778,7 +4091,7 @@ func (x *HealthCheck) String() string {
 func (*HealthCheck) ProtoMessage() {}
 
 func (x *HealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3791,7 +4104,7 @@ func (x *HealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
 func (*HealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *HealthCheck) GetHttp() string {
@@ -3876,7 +4189,7 @@ type ResourceRequirements struct {
 
 func (x *ResourceRequirements) Reset() {
 	*x = ResourceRequirements{}
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3888,7 +4201,7 @@ func (x *ResourceRequirements) String() string {
 func (*ResourceRequirements) ProtoMessage() {}
 
 func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3901,7 +4214,7 @@ func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceRequirements.ProtoReflect.Descriptor instead.
 func (*ResourceRequirements) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ResourceRequirements) GetCpuMillicores() int64 {
@@ -4081,7 +4394,7 @@ type ContainerSpec struct {
 
 func (x *ContainerSpec) Reset() {
 	*x = ContainerSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4093,7 +4406,7 @@ func (x *ContainerSpec) String() string {
 func (*ContainerSpec) ProtoMessage() {}
 
 func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4106,7 +4419,7 @@ func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerSpec.ProtoReflect.Descriptor instead.
 func (*ContainerSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ContainerSpec) GetImage() string {
@@ -4609,7 +4922,7 @@ type Hook struct {
 
 func (x *Hook) Reset() {
 	*x = Hook{}
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4621,7 +4934,7 @@ func (x *Hook) String() string {
 func (*Hook) ProtoMessage() {}
 
 func (x *Hook) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4634,7 +4947,7 @@ func (x *Hook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hook.ProtoReflect.Descriptor instead.
 func (*Hook) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Hook) GetCommand() []string {
@@ -4688,7 +5001,7 @@ type BlkioConfig struct {
 
 func (x *BlkioConfig) Reset() {
 	*x = BlkioConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4700,7 +5013,7 @@ func (x *BlkioConfig) String() string {
 func (*BlkioConfig) ProtoMessage() {}
 
 func (x *BlkioConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4713,7 +5026,7 @@ func (x *BlkioConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlkioConfig.ProtoReflect.Descriptor instead.
 func (*BlkioConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *BlkioConfig) GetWeight() int32 {
@@ -4769,7 +5082,7 @@ type WeightDevice struct {
 
 func (x *WeightDevice) Reset() {
 	*x = WeightDevice{}
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4781,7 +5094,7 @@ func (x *WeightDevice) String() string {
 func (*WeightDevice) ProtoMessage() {}
 
 func (x *WeightDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4794,7 +5107,7 @@ func (x *WeightDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightDevice.ProtoReflect.Descriptor instead.
 func (*WeightDevice) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WeightDevice) GetPath() string {
@@ -4823,7 +5136,7 @@ type ThrottleDevice struct {
 
 func (x *ThrottleDevice) Reset() {
 	*x = ThrottleDevice{}
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4835,7 +5148,7 @@ func (x *ThrottleDevice) String() string {
 func (*ThrottleDevice) ProtoMessage() {}
 
 func (x *ThrottleDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4848,7 +5161,7 @@ func (x *ThrottleDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThrottleDevice.ProtoReflect.Descriptor instead.
 func (*ThrottleDevice) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ThrottleDevice) GetPath() string {
@@ -4888,7 +5201,7 @@ type ObjectFile struct {
 
 func (x *ObjectFile) Reset() {
 	*x = ObjectFile{}
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4900,7 +5213,7 @@ func (x *ObjectFile) String() string {
 func (*ObjectFile) ProtoMessage() {}
 
 func (x *ObjectFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4913,7 +5226,7 @@ func (x *ObjectFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFile.ProtoReflect.Descriptor instead.
 func (*ObjectFile) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ObjectFile) GetSource() string {
@@ -4970,7 +5283,7 @@ type ContainerNetwork struct {
 
 func (x *ContainerNetwork) Reset() {
 	*x = ContainerNetwork{}
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4982,7 +5295,7 @@ func (x *ContainerNetwork) String() string {
 func (*ContainerNetwork) ProtoMessage() {}
 
 func (x *ContainerNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4995,7 +5308,7 @@ func (x *ContainerNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerNetwork.ProtoReflect.Descriptor instead.
 func (*ContainerNetwork) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ContainerNetwork) GetName() string {
@@ -5023,7 +5336,7 @@ type Ulimit struct {
 
 func (x *Ulimit) Reset() {
 	*x = Ulimit{}
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5035,7 +5348,7 @@ func (x *Ulimit) String() string {
 func (*Ulimit) ProtoMessage() {}
 
 func (x *Ulimit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5048,7 +5361,7 @@ func (x *Ulimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ulimit.ProtoReflect.Descriptor instead.
 func (*Ulimit) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Ulimit) GetSoft() int64 {
@@ -5080,7 +5393,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5092,7 +5405,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5105,7 +5418,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Device) GetSource() string {
@@ -5144,7 +5457,7 @@ type DeviceRequest struct {
 
 func (x *DeviceRequest) Reset() {
 	*x = DeviceRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5156,7 +5469,7 @@ func (x *DeviceRequest) String() string {
 func (*DeviceRequest) ProtoMessage() {}
 
 func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5169,7 +5482,7 @@ func (x *DeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceRequest.ProtoReflect.Descriptor instead.
 func (*DeviceRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DeviceRequest) GetDriver() string {
@@ -5218,7 +5531,7 @@ type Logging struct {
 
 func (x *Logging) Reset() {
 	*x = Logging{}
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5230,7 +5543,7 @@ func (x *Logging) String() string {
 func (*Logging) ProtoMessage() {}
 
 func (x *Logging) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5243,7 +5556,7 @@ func (x *Logging) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Logging.ProtoReflect.Descriptor instead.
 func (*Logging) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Logging) GetDriver() string {
@@ -5277,7 +5590,7 @@ type EngineHealthCheck struct {
 
 func (x *EngineHealthCheck) Reset() {
 	*x = EngineHealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5289,7 +5602,7 @@ func (x *EngineHealthCheck) String() string {
 func (*EngineHealthCheck) ProtoMessage() {}
 
 func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5302,7 +5615,7 @@ func (x *EngineHealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineHealthCheck.ProtoReflect.Descriptor instead.
 func (*EngineHealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *EngineHealthCheck) GetTest() []string {
@@ -5360,7 +5673,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5372,7 +5685,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5385,7 +5698,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -5432,7 +5745,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5444,7 +5757,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5457,7 +5770,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Port) GetHostPort() int32 {
@@ -5534,7 +5847,7 @@ type ComposeSpec struct {
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5546,7 +5859,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5559,7 +5872,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ComposeSpec) GetSourceType() string {
@@ -5652,7 +5965,7 @@ type StackObject struct {
 
 func (x *StackObject) Reset() {
 	*x = StackObject{}
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5664,7 +5977,7 @@ func (x *StackObject) String() string {
 func (*StackObject) ProtoMessage() {}
 
 func (x *StackObject) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5677,7 +5990,7 @@ func (x *StackObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackObject.ProtoReflect.Descriptor instead.
 func (*StackObject) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *StackObject) GetService() string {
@@ -5717,7 +6030,7 @@ type StackFile struct {
 
 func (x *StackFile) Reset() {
 	*x = StackFile{}
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5729,7 +6042,7 @@ func (x *StackFile) String() string {
 func (*StackFile) ProtoMessage() {}
 
 func (x *StackFile) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5742,7 +6055,7 @@ func (x *StackFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StackFile.ProtoReflect.Descriptor instead.
 func (*StackFile) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *StackFile) GetPath() string {
@@ -5793,7 +6106,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5805,7 +6118,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[54]
+	mi := &file_api_control_v1_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5818,7 +6131,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *VMSpec) GetVcpus() int32 {
@@ -5890,7 +6203,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5902,7 +6215,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[55]
+	mi := &file_api_control_v1_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5915,7 +6228,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{55}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -5952,7 +6265,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5964,7 +6277,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[56]
+	mi := &file_api_control_v1_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5977,7 +6290,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{56}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *DiskConfig) GetPoolName() string {
@@ -6015,7 +6328,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6027,7 +6340,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[57]
+	mi := &file_api_control_v1_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6040,7 +6353,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{57}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *NetworkConfig) GetBridge() string {
@@ -6086,7 +6399,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6098,7 +6411,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[58]
+	mi := &file_api_control_v1_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6111,7 +6424,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{58}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -6164,7 +6477,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6176,7 +6489,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[59]
+	mi := &file_api_control_v1_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6189,7 +6502,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{59}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -6282,7 +6595,7 @@ type WorkloadUsageSnapshot struct {
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6294,7 +6607,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[60]
+	mi := &file_api_control_v1_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6307,7 +6620,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{60}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -6430,7 +6743,7 @@ type ReasonDetail struct {
 
 func (x *ReasonDetail) Reset() {
 	*x = ReasonDetail{}
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6442,7 +6755,7 @@ func (x *ReasonDetail) String() string {
 func (*ReasonDetail) ProtoMessage() {}
 
 func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[61]
+	mi := &file_api_control_v1_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6455,7 +6768,7 @@ func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonDetail.ProtoReflect.Descriptor instead.
 func (*ReasonDetail) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{61}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ReasonDetail) GetCode() string {
@@ -6540,7 +6853,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6552,7 +6865,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[62]
+	mi := &file_api_control_v1_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6565,7 +6878,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{62}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *WorkloadStatus) GetWorkloadId() string {
@@ -6728,7 +7041,7 @@ type RetryWorkloadRequest struct {
 
 func (x *RetryWorkloadRequest) Reset() {
 	*x = RetryWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6740,7 +7053,7 @@ func (x *RetryWorkloadRequest) String() string {
 func (*RetryWorkloadRequest) ProtoMessage() {}
 
 func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[63]
+	mi := &file_api_control_v1_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6753,7 +7066,7 @@ func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{63}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RetryWorkloadRequest) GetWorkloadId() string {
@@ -6799,7 +7112,7 @@ type RetryWorkloadResponse struct {
 
 func (x *RetryWorkloadResponse) Reset() {
 	*x = RetryWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6811,7 +7124,7 @@ func (x *RetryWorkloadResponse) String() string {
 func (*RetryWorkloadResponse) ProtoMessage() {}
 
 func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[64]
+	mi := &file_api_control_v1_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6824,7 +7137,7 @@ func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{64}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RetryWorkloadResponse) GetAccepted() bool {
@@ -6873,7 +7186,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6885,7 +7198,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[65]
+	mi := &file_api_control_v1_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6898,7 +7211,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{65}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListNodesRequest) GetStatus() string {
@@ -6949,7 +7262,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6961,7 +7274,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[66]
+	mi := &file_api_control_v1_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6974,7 +7287,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{66}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -7016,7 +7329,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7028,7 +7341,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[67]
+	mi := &file_api_control_v1_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7041,7 +7354,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{67}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListNodesResponse) GetNodes() []*NodeView {
@@ -7095,7 +7408,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7107,7 +7420,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[68]
+	mi := &file_api_control_v1_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7120,7 +7433,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{68}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *GetNodeResponse) GetNode() *NodeView {
@@ -7213,7 +7526,7 @@ type NodeView struct {
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7225,7 +7538,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[69]
+	mi := &file_api_control_v1_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7238,7 +7551,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{69}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *NodeView) GetNodeId() string {
@@ -7471,7 +7784,7 @@ type DeviceView struct {
 
 func (x *DeviceView) Reset() {
 	*x = DeviceView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7483,7 +7796,7 @@ func (x *DeviceView) String() string {
 func (*DeviceView) ProtoMessage() {}
 
 func (x *DeviceView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[70]
+	mi := &file_api_control_v1_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7496,7 +7809,7 @@ func (x *DeviceView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceView.ProtoReflect.Descriptor instead.
 func (*DeviceView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{70}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *DeviceView) GetName() string {
@@ -7548,7 +7861,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7560,7 +7873,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[71]
+	mi := &file_api_control_v1_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7573,7 +7886,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{71}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListWorkloadsRequest) GetNodeId() string {
@@ -7661,7 +7974,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7673,7 +7986,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[72]
+	mi := &file_api_control_v1_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7686,7 +7999,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{72}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *GetWorkloadRequest) GetWorkloadId() string {
@@ -7735,7 +8048,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7747,7 +8060,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[73]
+	mi := &file_api_control_v1_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7760,7 +8073,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{73}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*WorkloadView {
@@ -7818,7 +8131,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7830,7 +8143,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[74]
+	mi := &file_api_control_v1_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7843,7 +8156,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{74}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *WorkloadView {
@@ -7963,7 +8276,7 @@ type WorkloadView struct {
 
 func (x *WorkloadView) Reset() {
 	*x = WorkloadView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7975,7 +8288,7 @@ func (x *WorkloadView) String() string {
 func (*WorkloadView) ProtoMessage() {}
 
 func (x *WorkloadView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[75]
+	mi := &file_api_control_v1_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7988,7 +8301,7 @@ func (x *WorkloadView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadView.ProtoReflect.Descriptor instead.
 func (*WorkloadView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{75}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *WorkloadView) GetWorkloadId() string {
@@ -8301,7 +8614,7 @@ type Stopping struct {
 
 func (x *Stopping) Reset() {
 	*x = Stopping{}
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8313,7 +8626,7 @@ func (x *Stopping) String() string {
 func (*Stopping) ProtoMessage() {}
 
 func (x *Stopping) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[76]
+	mi := &file_api_control_v1_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8326,7 +8639,7 @@ func (x *Stopping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stopping.ProtoReflect.Descriptor instead.
 func (*Stopping) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{76}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Stopping) GetNodeIds() []string {
@@ -8370,7 +8683,7 @@ type SystemMembers struct {
 
 func (x *SystemMembers) Reset() {
 	*x = SystemMembers{}
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8382,7 +8695,7 @@ func (x *SystemMembers) String() string {
 func (*SystemMembers) ProtoMessage() {}
 
 func (x *SystemMembers) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[77]
+	mi := &file_api_control_v1_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8395,7 +8708,7 @@ func (x *SystemMembers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMembers.ProtoReflect.Descriptor instead.
 func (*SystemMembers) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{77}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *SystemMembers) GetNodes() int32 {
@@ -8443,7 +8756,7 @@ type SystemMember struct {
 
 func (x *SystemMember) Reset() {
 	*x = SystemMember{}
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8455,7 +8768,7 @@ func (x *SystemMember) String() string {
 func (*SystemMember) ProtoMessage() {}
 
 func (x *SystemMember) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[78]
+	mi := &file_api_control_v1_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8468,7 +8781,7 @@ func (x *SystemMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SystemMember.ProtoReflect.Descriptor instead.
 func (*SystemMember) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{78}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *SystemMember) GetNodeId() string {
@@ -8531,7 +8844,7 @@ type WorkloadAction struct {
 
 func (x *WorkloadAction) Reset() {
 	*x = WorkloadAction{}
-	mi := &file_api_control_v1_control_proto_msgTypes[79]
+	mi := &file_api_control_v1_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8543,7 +8856,7 @@ func (x *WorkloadAction) String() string {
 func (*WorkloadAction) ProtoMessage() {}
 
 func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[79]
+	mi := &file_api_control_v1_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8556,7 +8869,7 @@ func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
 func (*WorkloadAction) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{79}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *WorkloadAction) GetTaskId() string {
@@ -8620,7 +8933,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[80]
+	mi := &file_api_control_v1_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8632,7 +8945,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[80]
+	mi := &file_api_control_v1_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8645,7 +8958,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{80}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -8721,7 +9034,7 @@ type GetClusterSummaryResponse struct {
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[81]
+	mi := &file_api_control_v1_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8733,7 +9046,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[81]
+	mi := &file_api_control_v1_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8746,7 +9059,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{81}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -8962,7 +9275,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[82]
+	mi := &file_api_control_v1_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8974,7 +9287,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[82]
+	mi := &file_api_control_v1_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8987,7 +9300,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{82}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -9157,7 +9470,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[83]
+	mi := &file_api_control_v1_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9169,7 +9482,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[83]
+	mi := &file_api_control_v1_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9182,7 +9495,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{83}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -9215,7 +9528,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[84]
+	mi := &file_api_control_v1_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9227,7 +9540,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[84]
+	mi := &file_api_control_v1_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9240,7 +9553,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{84}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -9286,7 +9599,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[85]
+	mi := &file_api_control_v1_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9298,7 +9611,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[85]
+	mi := &file_api_control_v1_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9311,7 +9624,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{85}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Constraint) GetKey() string {
@@ -9349,7 +9662,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[86]
+	mi := &file_api_control_v1_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9361,7 +9674,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[86]
+	mi := &file_api_control_v1_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9374,7 +9687,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{86}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Toleration) GetKey() string {
@@ -9417,7 +9730,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[87]
+	mi := &file_api_control_v1_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9429,7 +9742,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[87]
+	mi := &file_api_control_v1_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9442,7 +9755,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{87}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Taint) GetKey() string {
@@ -9497,7 +9810,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[88]
+	mi := &file_api_control_v1_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9509,7 +9822,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[88]
+	mi := &file_api_control_v1_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9522,7 +9835,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{88}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -9573,7 +9886,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[89]
+	mi := &file_api_control_v1_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9585,7 +9898,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[89]
+	mi := &file_api_control_v1_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9598,7 +9911,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{89}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -9662,7 +9975,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05shard\x18\xf2\a \x01(\tR\x05shard\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd1\a\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf5\a\n" +
 	"\x10NodeCapabilities\x120\n" +
 	"\x14cpu_total_millicores\x18\x01 \x01(\x03R\x12cpuTotalMillicores\x12&\n" +
 	"\x0fmemory_total_mb\x18\x02 \x01(\x03R\rmemoryTotalMb\x12C\n" +
@@ -9679,7 +9992,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x10disk_reserved_gb\x18\xef\a \x01(\x03R\x0ediskReservedGb\x12=\n" +
 	"\x1aresource_threshold_percent\x18\xf0\a \x01(\rR\x18resourceThresholdPercent\x12\"\n" +
 	"\fmetrics_port\x18\xa2\f \x01(\rR\vmetricsPort\x12\"\n" +
-	"\fmemory_files\x18\x86\f \x01(\bR\vmemoryFiles\x12K\n" +
+	"\fmemory_files\x18\x86\f \x01(\bR\vmemoryFiles\x12\"\n" +
+	"\fvolume_moves\x18\xb8\f \x01(\bR\vvolumeMoves\x12K\n" +
 	"\adevices\x18\x8f\f \x03(\v20.persys.control.v1.NodeCapabilities.DevicesEntryR\adevices\x12B\n" +
 	"\n" +
 	"networking\x18\xca\v \x01(\v2!.persys.control.v1.NodeNetworkingR\n" +
@@ -9719,7 +10033,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\x12\x16\n" +
 	"\x06digest\x18\x05 \x01(\x04R\x06digest\"P\n" +
 	"\x19WatchNetworkNamesResponse\x123\n" +
-	"\x05names\x18\x01 \x01(\v2\x1d.persys.agent.v1.NetworkNamesR\x05names\"\xa0\x04\n" +
+	"\x05names\x18\x01 \x01(\v2\x1d.persys.agent.v1.NetworkNamesR\x05names\"\xd6\x04\n" +
 	"\x10HeartbeatRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x122\n" +
 	"\x05usage\x18\x02 \x01(\v2\x1c.persys.control.v1.NodeUsageR\x05usage\x12N\n" +
@@ -9732,10 +10046,24 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"cluster_id\x18\xea\a \x01(\tR\tclusterId\x12$\n" +
 	"\rnetwork_index\x18\xc8\v \x01(\x04R\fnetworkIndex\x120\n" +
 	"\x13network_incarnation\x18\xcc\v \x01(\x04R\x12networkIncarnation\x12:\n" +
-	"\avolumes\x18\xac\f \x01(\v2\x1f.persys.control.v1.VolumeReportR\avolumes\"c\n" +
+	"\avolumes\x18\xac\f \x01(\v2\x1f.persys.control.v1.VolumeReportR\avolumes\x124\n" +
+	"\x05moves\x18\xb6\f \x03(\v2\x1d.persys.control.v1.MoveReportR\x05moves\"\xef\x01\n" +
+	"\n" +
+	"MoveReport\x12\x1f\n" +
+	"\vworkload_id\x18\x01 \x01(\tR\n" +
+	"workloadId\x121\n" +
+	"\x04move\x18\x02 \x01(\v2\x1d.persys.control.v1.GenerationR\x04move\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\x12\x1f\n" +
+	"\vtotal_bytes\x18\x05 \x01(\x03R\n" +
+	"totalBytes\x12\x1d\n" +
+	"\n" +
+	"done_bytes\x18\x06 \x01(\x03R\tdoneBytes\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\a \x01(\x03R\tsentBytes\"c\n" +
 	"\fVolumeReport\x127\n" +
 	"\avolumes\x18\x01 \x03(\v2\x1d.persys.control.v1.HeldVolumeR\avolumes\x12\x1a\n" +
-	"\bcomplete\x18\x02 \x01(\bR\bcomplete\"\xca\x01\n" +
+	"\bcomplete\x18\x02 \x01(\bR\bcomplete\"\x93\x02\n" +
 	"\n" +
 	"HeldVolume\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
@@ -9745,7 +10073,10 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04pool\x18\x05 \x01(\tR\x04pool\x12\x16\n" +
 	"\x06retain\x18\x06 \x01(\bR\x06retain\x12\x14\n" +
 	"\x05owner\x18\a \x01(\tR\x05owner\x12\x17\n" +
-	"\aby_hand\x18\b \x01(\bR\x06byHand\"Z\n" +
+	"\aby_hand\x18\b \x01(\bR\x06byHand\x121\n" +
+	"\x04copy\x18\t \x01(\v2\x1d.persys.control.v1.GenerationR\x04copy\x12\x14\n" +
+	"\x05aside\x18\n" +
+	" \x01(\bR\x05aside\"Z\n" +
 	"\x10StoragePoolUsage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x17\n" +
 	"\aused_gb\x18\x02 \x01(\x03R\x06usedGb\x12\x19\n" +
@@ -9763,7 +10094,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"netRxBytes\x12!\n" +
 	"\fnet_tx_bytes\x18\xf4\a \x01(\x03R\n" +
 	"netTxBytes\x12:\n" +
-	"\x19network_names_age_seconds\x18\xd2\v \x01(\rR\x16networkNamesAgeSeconds\"\xd7\x03\n" +
+	"\x19network_names_age_seconds\x18\xd2\v \x01(\rR\x16networkNamesAgeSeconds\"\x8e\x04\n" +
 	"\x11HeartbeatResponse\x12\"\n" +
 	"\facknowledged\x18\x01 \x01(\bR\facknowledged\x12\x1d\n" +
 	"\n" +
@@ -9776,7 +10107,24 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\vleader_addr\x18\xec\a \x01(\tR\n" +
 	"leaderAddr\x12\x1c\n" +
 	"\tsend_full\x18\xed\a \x01(\bR\bsendFull\x129\n" +
-	"\bnetworks\x18\xc9\v \x01(\v2\x1c.persys.agent.v1.NetworkViewR\bnetworks\"\xb5\x02\n" +
+	"\bnetworks\x18\xc9\v \x01(\v2\x1c.persys.agent.v1.NetworkViewR\bnetworks\x125\n" +
+	"\x05moves\x18\xb7\f \x01(\v2\x1e.persys.control.v1.VolumeMovesR\x05moves\"B\n" +
+	"\vVolumeMoves\x123\n" +
+	"\x05moves\x18\x01 \x03(\v2\x1d.persys.control.v1.VolumeMoveR\x05moves\"\xaa\x02\n" +
+	"\n" +
+	"VolumeMove\x12-\n" +
+	"\x02id\x18\x01 \x01(\v2\x1d.persys.control.v1.GenerationR\x02id\x12\x1f\n" +
+	"\vworkload_id\x18\x02 \x01(\tR\n" +
+	"workloadId\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x18\n" +
+	"\avolumes\x18\x04 \x03(\tR\avolumes\x12\x14\n" +
+	"\x05pools\x18\x05 \x03(\tR\x05pools\x12\x12\n" +
+	"\x04from\x18\x06 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\a \x01(\tR\x02to\x12\x1a\n" +
+	"\bendpoint\x18\b \x01(\tR\bendpoint\x12\x14\n" +
+	"\x05phase\x18\t \x01(\tR\x05phase\x12(\n" +
+	"\x10bytes_per_second\x18\n" +
+	" \x01(\x03R\x0ebytesPerSecond\"\xb5\x02\n" +
 	"\x14ApplyWorkloadRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x123\n" +
@@ -10704,7 +11052,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 109)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 112)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -10720,310 +11068,319 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*WatchNetworkNamesRequest)(nil),           // 11: persys.control.v1.WatchNetworkNamesRequest
 	(*WatchNetworkNamesResponse)(nil),          // 12: persys.control.v1.WatchNetworkNamesResponse
 	(*HeartbeatRequest)(nil),                   // 13: persys.control.v1.HeartbeatRequest
-	(*VolumeReport)(nil),                       // 14: persys.control.v1.VolumeReport
-	(*HeldVolume)(nil),                         // 15: persys.control.v1.HeldVolume
-	(*StoragePoolUsage)(nil),                   // 16: persys.control.v1.StoragePoolUsage
-	(*NodeUsage)(nil),                          // 17: persys.control.v1.NodeUsage
-	(*HeartbeatResponse)(nil),                  // 18: persys.control.v1.HeartbeatResponse
-	(*ApplyWorkloadRequest)(nil),               // 19: persys.control.v1.ApplyWorkloadRequest
-	(*ApplyWorkloadResponse)(nil),              // 20: persys.control.v1.ApplyWorkloadResponse
-	(*TakenBack)(nil),                          // 21: persys.control.v1.TakenBack
-	(*DeleteWorkloadRequest)(nil),              // 22: persys.control.v1.DeleteWorkloadRequest
-	(*DeleteWorkloadResponse)(nil),             // 23: persys.control.v1.DeleteWorkloadResponse
-	(*WorkloadSpec)(nil),                       // 24: persys.control.v1.WorkloadSpec
-	(*Autoscale)(nil),                          // 25: persys.control.v1.Autoscale
-	(*AutoscaleStatus)(nil),                    // 26: persys.control.v1.AutoscaleStatus
-	(*RescheduleSpec)(nil),                     // 27: persys.control.v1.RescheduleSpec
-	(*SpreadRule)(nil),                         // 28: persys.control.v1.SpreadRule
-	(*AffinityRule)(nil),                       // 29: persys.control.v1.AffinityRule
-	(*JobSpec)(nil),                            // 30: persys.control.v1.JobSpec
-	(*ParameterizedSpec)(nil),                  // 31: persys.control.v1.ParameterizedSpec
-	(*ParameterSpec)(nil),                      // 32: persys.control.v1.ParameterSpec
-	(*CronSpec)(nil),                           // 33: persys.control.v1.CronSpec
-	(*TemplateView)(nil),                       // 34: persys.control.v1.TemplateView
-	(*Exit)(nil),                               // 35: persys.control.v1.Exit
-	(*JobResult)(nil),                          // 36: persys.control.v1.JobResult
-	(*UpdateStrategy)(nil),                     // 37: persys.control.v1.UpdateStrategy
-	(*HealthCheck)(nil),                        // 38: persys.control.v1.HealthCheck
-	(*ResourceRequirements)(nil),               // 39: persys.control.v1.ResourceRequirements
-	(*ContainerSpec)(nil),                      // 40: persys.control.v1.ContainerSpec
-	(*Hook)(nil),                               // 41: persys.control.v1.Hook
-	(*BlkioConfig)(nil),                        // 42: persys.control.v1.BlkioConfig
-	(*WeightDevice)(nil),                       // 43: persys.control.v1.WeightDevice
-	(*ThrottleDevice)(nil),                     // 44: persys.control.v1.ThrottleDevice
-	(*ObjectFile)(nil),                         // 45: persys.control.v1.ObjectFile
-	(*ContainerNetwork)(nil),                   // 46: persys.control.v1.ContainerNetwork
-	(*Ulimit)(nil),                             // 47: persys.control.v1.Ulimit
-	(*Device)(nil),                             // 48: persys.control.v1.Device
-	(*DeviceRequest)(nil),                      // 49: persys.control.v1.DeviceRequest
-	(*Logging)(nil),                            // 50: persys.control.v1.Logging
-	(*EngineHealthCheck)(nil),                  // 51: persys.control.v1.EngineHealthCheck
-	(*VolumeMount)(nil),                        // 52: persys.control.v1.VolumeMount
-	(*Port)(nil),                               // 53: persys.control.v1.Port
-	(*ComposeSpec)(nil),                        // 54: persys.control.v1.ComposeSpec
-	(*StackObject)(nil),                        // 55: persys.control.v1.StackObject
-	(*StackFile)(nil),                          // 56: persys.control.v1.StackFile
-	(*VMSpec)(nil),                             // 57: persys.control.v1.VMSpec
-	(*VMLogin)(nil),                            // 58: persys.control.v1.VMLogin
-	(*DiskConfig)(nil),                         // 59: persys.control.v1.DiskConfig
-	(*NetworkConfig)(nil),                      // 60: persys.control.v1.NetworkConfig
-	(*CloudInitConfig)(nil),                    // 61: persys.control.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),                  // 62: persys.control.v1.ManagedVolumeSpec
-	(*WorkloadUsageSnapshot)(nil),              // 63: persys.control.v1.WorkloadUsageSnapshot
-	(*ReasonDetail)(nil),                       // 64: persys.control.v1.ReasonDetail
-	(*WorkloadStatus)(nil),                     // 65: persys.control.v1.WorkloadStatus
-	(*RetryWorkloadRequest)(nil),               // 66: persys.control.v1.RetryWorkloadRequest
-	(*RetryWorkloadResponse)(nil),              // 67: persys.control.v1.RetryWorkloadResponse
-	(*ListNodesRequest)(nil),                   // 68: persys.control.v1.ListNodesRequest
-	(*GetNodeRequest)(nil),                     // 69: persys.control.v1.GetNodeRequest
-	(*ListNodesResponse)(nil),                  // 70: persys.control.v1.ListNodesResponse
-	(*GetNodeResponse)(nil),                    // 71: persys.control.v1.GetNodeResponse
-	(*NodeView)(nil),                           // 72: persys.control.v1.NodeView
-	(*DeviceView)(nil),                         // 73: persys.control.v1.DeviceView
-	(*ListWorkloadsRequest)(nil),               // 74: persys.control.v1.ListWorkloadsRequest
-	(*GetWorkloadRequest)(nil),                 // 75: persys.control.v1.GetWorkloadRequest
-	(*ListWorkloadsResponse)(nil),              // 76: persys.control.v1.ListWorkloadsResponse
-	(*GetWorkloadResponse)(nil),                // 77: persys.control.v1.GetWorkloadResponse
-	(*WorkloadView)(nil),                       // 78: persys.control.v1.WorkloadView
-	(*Stopping)(nil),                           // 79: persys.control.v1.Stopping
-	(*SystemMembers)(nil),                      // 80: persys.control.v1.SystemMembers
-	(*SystemMember)(nil),                       // 81: persys.control.v1.SystemMember
-	(*WorkloadAction)(nil),                     // 82: persys.control.v1.WorkloadAction
-	(*GetClusterSummaryRequest)(nil),           // 83: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 84: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 85: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 86: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 87: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 88: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 89: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 90: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 91: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 92: persys.control.v1.StreamError
-	nil,                                        // 93: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 94: persys.control.v1.NodeCapabilities.DevicesEntry
-	nil,                                        // 95: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 96: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 97: persys.control.v1.WorkloadSpec.TagsEntry
-	nil,                                        // 98: persys.control.v1.ResourceRequirements.DevicesEntry
-	nil,                                        // 99: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 100: persys.control.v1.ContainerSpec.UlimitsEntry
-	nil,                                        // 101: persys.control.v1.ContainerSpec.SysctlsEntry
-	nil,                                        // 102: persys.control.v1.ContainerSpec.LabelsEntry
-	nil,                                        // 103: persys.control.v1.ContainerSpec.AnnotationsEntry
-	nil,                                        // 104: persys.control.v1.ContainerSpec.EnvSecretsEntry
-	nil,                                        // 105: persys.control.v1.ContainerSpec.EnvConfigsEntry
-	nil,                                        // 106: persys.control.v1.Hook.EnvironmentEntry
-	nil,                                        // 107: persys.control.v1.DeviceRequest.OptionsEntry
-	nil,                                        // 108: persys.control.v1.Logging.OptionsEntry
-	nil,                                        // 109: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 110: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 111: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 112: google.protobuf.Timestamp
-	(*v1.NetworkNames)(nil),                    // 113: persys.agent.v1.NetworkNames
-	(*v1.NetworkView)(nil),                     // 114: persys.agent.v1.NetworkView
-	(*durationpb.Duration)(nil),                // 115: google.protobuf.Duration
+	(*MoveReport)(nil),                         // 14: persys.control.v1.MoveReport
+	(*VolumeReport)(nil),                       // 15: persys.control.v1.VolumeReport
+	(*HeldVolume)(nil),                         // 16: persys.control.v1.HeldVolume
+	(*StoragePoolUsage)(nil),                   // 17: persys.control.v1.StoragePoolUsage
+	(*NodeUsage)(nil),                          // 18: persys.control.v1.NodeUsage
+	(*HeartbeatResponse)(nil),                  // 19: persys.control.v1.HeartbeatResponse
+	(*VolumeMoves)(nil),                        // 20: persys.control.v1.VolumeMoves
+	(*VolumeMove)(nil),                         // 21: persys.control.v1.VolumeMove
+	(*ApplyWorkloadRequest)(nil),               // 22: persys.control.v1.ApplyWorkloadRequest
+	(*ApplyWorkloadResponse)(nil),              // 23: persys.control.v1.ApplyWorkloadResponse
+	(*TakenBack)(nil),                          // 24: persys.control.v1.TakenBack
+	(*DeleteWorkloadRequest)(nil),              // 25: persys.control.v1.DeleteWorkloadRequest
+	(*DeleteWorkloadResponse)(nil),             // 26: persys.control.v1.DeleteWorkloadResponse
+	(*WorkloadSpec)(nil),                       // 27: persys.control.v1.WorkloadSpec
+	(*Autoscale)(nil),                          // 28: persys.control.v1.Autoscale
+	(*AutoscaleStatus)(nil),                    // 29: persys.control.v1.AutoscaleStatus
+	(*RescheduleSpec)(nil),                     // 30: persys.control.v1.RescheduleSpec
+	(*SpreadRule)(nil),                         // 31: persys.control.v1.SpreadRule
+	(*AffinityRule)(nil),                       // 32: persys.control.v1.AffinityRule
+	(*JobSpec)(nil),                            // 33: persys.control.v1.JobSpec
+	(*ParameterizedSpec)(nil),                  // 34: persys.control.v1.ParameterizedSpec
+	(*ParameterSpec)(nil),                      // 35: persys.control.v1.ParameterSpec
+	(*CronSpec)(nil),                           // 36: persys.control.v1.CronSpec
+	(*TemplateView)(nil),                       // 37: persys.control.v1.TemplateView
+	(*Exit)(nil),                               // 38: persys.control.v1.Exit
+	(*JobResult)(nil),                          // 39: persys.control.v1.JobResult
+	(*UpdateStrategy)(nil),                     // 40: persys.control.v1.UpdateStrategy
+	(*HealthCheck)(nil),                        // 41: persys.control.v1.HealthCheck
+	(*ResourceRequirements)(nil),               // 42: persys.control.v1.ResourceRequirements
+	(*ContainerSpec)(nil),                      // 43: persys.control.v1.ContainerSpec
+	(*Hook)(nil),                               // 44: persys.control.v1.Hook
+	(*BlkioConfig)(nil),                        // 45: persys.control.v1.BlkioConfig
+	(*WeightDevice)(nil),                       // 46: persys.control.v1.WeightDevice
+	(*ThrottleDevice)(nil),                     // 47: persys.control.v1.ThrottleDevice
+	(*ObjectFile)(nil),                         // 48: persys.control.v1.ObjectFile
+	(*ContainerNetwork)(nil),                   // 49: persys.control.v1.ContainerNetwork
+	(*Ulimit)(nil),                             // 50: persys.control.v1.Ulimit
+	(*Device)(nil),                             // 51: persys.control.v1.Device
+	(*DeviceRequest)(nil),                      // 52: persys.control.v1.DeviceRequest
+	(*Logging)(nil),                            // 53: persys.control.v1.Logging
+	(*EngineHealthCheck)(nil),                  // 54: persys.control.v1.EngineHealthCheck
+	(*VolumeMount)(nil),                        // 55: persys.control.v1.VolumeMount
+	(*Port)(nil),                               // 56: persys.control.v1.Port
+	(*ComposeSpec)(nil),                        // 57: persys.control.v1.ComposeSpec
+	(*StackObject)(nil),                        // 58: persys.control.v1.StackObject
+	(*StackFile)(nil),                          // 59: persys.control.v1.StackFile
+	(*VMSpec)(nil),                             // 60: persys.control.v1.VMSpec
+	(*VMLogin)(nil),                            // 61: persys.control.v1.VMLogin
+	(*DiskConfig)(nil),                         // 62: persys.control.v1.DiskConfig
+	(*NetworkConfig)(nil),                      // 63: persys.control.v1.NetworkConfig
+	(*CloudInitConfig)(nil),                    // 64: persys.control.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),                  // 65: persys.control.v1.ManagedVolumeSpec
+	(*WorkloadUsageSnapshot)(nil),              // 66: persys.control.v1.WorkloadUsageSnapshot
+	(*ReasonDetail)(nil),                       // 67: persys.control.v1.ReasonDetail
+	(*WorkloadStatus)(nil),                     // 68: persys.control.v1.WorkloadStatus
+	(*RetryWorkloadRequest)(nil),               // 69: persys.control.v1.RetryWorkloadRequest
+	(*RetryWorkloadResponse)(nil),              // 70: persys.control.v1.RetryWorkloadResponse
+	(*ListNodesRequest)(nil),                   // 71: persys.control.v1.ListNodesRequest
+	(*GetNodeRequest)(nil),                     // 72: persys.control.v1.GetNodeRequest
+	(*ListNodesResponse)(nil),                  // 73: persys.control.v1.ListNodesResponse
+	(*GetNodeResponse)(nil),                    // 74: persys.control.v1.GetNodeResponse
+	(*NodeView)(nil),                           // 75: persys.control.v1.NodeView
+	(*DeviceView)(nil),                         // 76: persys.control.v1.DeviceView
+	(*ListWorkloadsRequest)(nil),               // 77: persys.control.v1.ListWorkloadsRequest
+	(*GetWorkloadRequest)(nil),                 // 78: persys.control.v1.GetWorkloadRequest
+	(*ListWorkloadsResponse)(nil),              // 79: persys.control.v1.ListWorkloadsResponse
+	(*GetWorkloadResponse)(nil),                // 80: persys.control.v1.GetWorkloadResponse
+	(*WorkloadView)(nil),                       // 81: persys.control.v1.WorkloadView
+	(*Stopping)(nil),                           // 82: persys.control.v1.Stopping
+	(*SystemMembers)(nil),                      // 83: persys.control.v1.SystemMembers
+	(*SystemMember)(nil),                       // 84: persys.control.v1.SystemMember
+	(*WorkloadAction)(nil),                     // 85: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 86: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 87: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 88: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 89: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 90: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 91: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 92: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 93: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 94: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 95: persys.control.v1.StreamError
+	nil,                                        // 96: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 97: persys.control.v1.NodeCapabilities.DevicesEntry
+	nil,                                        // 98: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 99: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 100: persys.control.v1.WorkloadSpec.TagsEntry
+	nil,                                        // 101: persys.control.v1.ResourceRequirements.DevicesEntry
+	nil,                                        // 102: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 103: persys.control.v1.ContainerSpec.UlimitsEntry
+	nil,                                        // 104: persys.control.v1.ContainerSpec.SysctlsEntry
+	nil,                                        // 105: persys.control.v1.ContainerSpec.LabelsEntry
+	nil,                                        // 106: persys.control.v1.ContainerSpec.AnnotationsEntry
+	nil,                                        // 107: persys.control.v1.ContainerSpec.EnvSecretsEntry
+	nil,                                        // 108: persys.control.v1.ContainerSpec.EnvConfigsEntry
+	nil,                                        // 109: persys.control.v1.Hook.EnvironmentEntry
+	nil,                                        // 110: persys.control.v1.DeviceRequest.OptionsEntry
+	nil,                                        // 111: persys.control.v1.Logging.OptionsEntry
+	nil,                                        // 112: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 113: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 114: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 115: google.protobuf.Timestamp
+	(*v1.NetworkNames)(nil),                    // 116: persys.agent.v1.NetworkNames
+	(*v1.NetworkView)(nil),                     // 117: persys.agent.v1.NetworkView
+	(*durationpb.Duration)(nil),                // 118: google.protobuf.Duration
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	112, // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	115, // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
 	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	112, // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	115, // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
 	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	93,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	112, // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	96,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	115, // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
 	9,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	90,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
-	94,  // 9: persys.control.v1.NodeCapabilities.devices:type_name -> persys.control.v1.NodeCapabilities.DevicesEntry
+	93,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	97,  // 9: persys.control.v1.NodeCapabilities.devices:type_name -> persys.control.v1.NodeCapabilities.DevicesEntry
 	8,   // 10: persys.control.v1.NodeCapabilities.networking:type_name -> persys.control.v1.NodeNetworking
-	112, // 11: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	87,  // 12: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
-	113, // 13: persys.control.v1.WatchNetworkNamesResponse.names:type_name -> persys.agent.v1.NetworkNames
-	17,  // 14: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
-	65,  // 15: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	112, // 16: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
-	63,  // 17: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	14,  // 18: persys.control.v1.HeartbeatRequest.volumes:type_name -> persys.control.v1.VolumeReport
-	15,  // 19: persys.control.v1.VolumeReport.volumes:type_name -> persys.control.v1.HeldVolume
-	16,  // 20: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	112, // 21: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	87,  // 22: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
-	114, // 23: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
-	24,  // 24: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
-	0,   // 25: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	86,  // 26: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	86,  // 27: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
-	21,  // 28: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
-	112, // 29: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
-	39,  // 30: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
-	40,  // 31: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
-	54,  // 32: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
-	57,  // 33: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	95,  // 34: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	88,  // 35: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	96,  // 36: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	89,  // 37: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
-	38,  // 38: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
-	37,  // 39: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
-	30,  // 40: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
-	33,  // 41: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
-	27,  // 42: persys.control.v1.WorkloadSpec.reschedule:type_name -> persys.control.v1.RescheduleSpec
-	28,  // 43: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
-	29,  // 44: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
-	29,  // 45: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
-	97,  // 46: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
-	25,  // 47: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
-	25,  // 48: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
-	112, // 49: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
-	112, // 50: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
-	88,  // 51: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
-	31,  // 52: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
-	32,  // 53: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
-	33,  // 54: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
-	112, // 55: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
-	112, // 56: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
-	112, // 57: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
-	112, // 58: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
-	112, // 59: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
-	112, // 60: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
-	112, // 61: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
-	35,  // 62: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
-	98,  // 63: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
-	99,  // 64: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
-	52,  // 65: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
-	53,  // 66: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
-	62,  // 67: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	100, // 68: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
-	101, // 69: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
-	48,  // 70: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
-	49,  // 71: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
-	50,  // 72: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
-	102, // 73: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
-	103, // 74: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
-	51,  // 75: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
-	42,  // 76: persys.control.v1.ContainerSpec.blkio_config:type_name -> persys.control.v1.BlkioConfig
-	41,  // 77: persys.control.v1.ContainerSpec.post_start:type_name -> persys.control.v1.Hook
-	41,  // 78: persys.control.v1.ContainerSpec.pre_stop:type_name -> persys.control.v1.Hook
-	46,  // 79: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
-	45,  // 80: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
-	45,  // 81: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
-	104, // 82: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
-	105, // 83: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
-	106, // 84: persys.control.v1.Hook.environment:type_name -> persys.control.v1.Hook.EnvironmentEntry
-	43,  // 85: persys.control.v1.BlkioConfig.weight_device:type_name -> persys.control.v1.WeightDevice
-	44,  // 86: persys.control.v1.BlkioConfig.device_read_bps:type_name -> persys.control.v1.ThrottleDevice
-	44,  // 87: persys.control.v1.BlkioConfig.device_read_iops:type_name -> persys.control.v1.ThrottleDevice
-	44,  // 88: persys.control.v1.BlkioConfig.device_write_bps:type_name -> persys.control.v1.ThrottleDevice
-	44,  // 89: persys.control.v1.BlkioConfig.device_write_iops:type_name -> persys.control.v1.ThrottleDevice
-	107, // 90: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
-	108, // 91: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
-	115, // 92: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	115, // 93: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	115, // 94: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	115, // 95: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	109, // 96: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
-	62,  // 97: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	56,  // 98: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
-	55,  // 99: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
-	45,  // 100: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
-	59,  // 101: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
-	60,  // 102: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
-	61,  // 103: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
-	62,  // 104: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	58,  // 105: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	112, // 106: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	112, // 107: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	112, // 108: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
-	0,   // 109: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	112, // 110: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
-	64,  // 111: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
-	63,  // 112: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	86,  // 113: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	112, // 114: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
-	53,  // 115: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
-	35,  // 116: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
-	2,   // 117: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 118: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
-	72,  // 119: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
-	72,  // 120: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	112, // 121: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	112, // 122: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	110, // 123: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	112, // 124: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	90,  // 125: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	91,  // 126: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	17,  // 127: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	112, // 128: persys.control.v1.NodeView.jobs_until:type_name -> google.protobuf.Timestamp
-	73,  // 129: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
-	2,   // 130: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 131: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	78,  // 132: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	78,  // 133: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	19,  // 134: persys.control.v1.GetWorkloadResponse.applies:type_name -> persys.control.v1.ApplyWorkloadRequest
-	112, // 135: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	112, // 136: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	64,  // 137: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	63,  // 138: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	86,  // 139: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	112, // 140: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	111, // 141: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	53,  // 142: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	24,  // 143: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	82,  // 144: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	36,  // 145: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
-	34,  // 146: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
-	112, // 147: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
-	26,  // 148: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	80,  // 149: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
-	79,  // 150: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
-	112, // 151: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
-	81,  // 152: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
-	112, // 153: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	112, // 154: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	112, // 155: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 156: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	112, // 157: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 158: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	13,  // 159: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	19,  // 160: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	22,  // 161: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	10,  // 162: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	18,  // 163: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	20,  // 164: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	23,  // 165: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	92,  // 166: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	112, // 167: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
-	47,  // 168: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
-	6,   // 169: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	13,  // 170: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	11,  // 171: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
-	19,  // 172: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	22,  // 173: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	66,  // 174: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 175: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	68,  // 176: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	69,  // 177: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	74,  // 178: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	75,  // 179: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	83,  // 180: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	85,  // 181: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	10,  // 182: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	18,  // 183: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	12,  // 184: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
-	20,  // 185: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	23,  // 186: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	67,  // 187: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 188: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	70,  // 189: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	71,  // 190: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	76,  // 191: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	77,  // 192: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	84,  // 193: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	85,  // 194: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	182, // [182:195] is the sub-list for method output_type
-	169, // [169:182] is the sub-list for method input_type
-	169, // [169:169] is the sub-list for extension type_name
-	169, // [169:169] is the sub-list for extension extendee
-	0,   // [0:169] is the sub-list for field type_name
+	115, // 11: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	90,  // 12: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	116, // 13: persys.control.v1.WatchNetworkNamesResponse.names:type_name -> persys.agent.v1.NetworkNames
+	18,  // 14: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
+	68,  // 15: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
+	115, // 16: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	66,  // 17: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	15,  // 18: persys.control.v1.HeartbeatRequest.volumes:type_name -> persys.control.v1.VolumeReport
+	14,  // 19: persys.control.v1.HeartbeatRequest.moves:type_name -> persys.control.v1.MoveReport
+	89,  // 20: persys.control.v1.MoveReport.move:type_name -> persys.control.v1.Generation
+	16,  // 21: persys.control.v1.VolumeReport.volumes:type_name -> persys.control.v1.HeldVolume
+	89,  // 22: persys.control.v1.HeldVolume.copy:type_name -> persys.control.v1.Generation
+	17,  // 23: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
+	115, // 24: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	90,  // 25: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	117, // 26: persys.control.v1.HeartbeatResponse.networks:type_name -> persys.agent.v1.NetworkView
+	20,  // 27: persys.control.v1.HeartbeatResponse.moves:type_name -> persys.control.v1.VolumeMoves
+	21,  // 28: persys.control.v1.VolumeMoves.moves:type_name -> persys.control.v1.VolumeMove
+	89,  // 29: persys.control.v1.VolumeMove.id:type_name -> persys.control.v1.Generation
+	27,  // 30: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
+	0,   // 31: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
+	89,  // 32: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	89,  // 33: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
+	24,  // 34: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
+	115, // 35: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
+	42,  // 36: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
+	43,  // 37: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
+	57,  // 38: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
+	60,  // 39: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
+	98,  // 40: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	91,  // 41: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	99,  // 42: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	92,  // 43: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	41,  // 44: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
+	40,  // 45: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
+	33,  // 46: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
+	36,  // 47: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
+	30,  // 48: persys.control.v1.WorkloadSpec.reschedule:type_name -> persys.control.v1.RescheduleSpec
+	31,  // 49: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
+	32,  // 50: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
+	32,  // 51: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
+	100, // 52: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
+	28,  // 53: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
+	28,  // 54: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
+	115, // 55: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
+	115, // 56: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
+	91,  // 57: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
+	34,  // 58: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
+	35,  // 59: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
+	36,  // 60: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
+	115, // 61: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
+	115, // 62: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
+	115, // 63: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
+	115, // 64: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
+	115, // 65: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
+	115, // 66: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
+	115, // 67: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
+	38,  // 68: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
+	101, // 69: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
+	102, // 70: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	55,  // 71: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
+	56,  // 72: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
+	65,  // 73: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	103, // 74: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
+	104, // 75: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
+	51,  // 76: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
+	52,  // 77: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
+	53,  // 78: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
+	105, // 79: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
+	106, // 80: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
+	54,  // 81: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
+	45,  // 82: persys.control.v1.ContainerSpec.blkio_config:type_name -> persys.control.v1.BlkioConfig
+	44,  // 83: persys.control.v1.ContainerSpec.post_start:type_name -> persys.control.v1.Hook
+	44,  // 84: persys.control.v1.ContainerSpec.pre_stop:type_name -> persys.control.v1.Hook
+	49,  // 85: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
+	48,  // 86: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
+	48,  // 87: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
+	107, // 88: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
+	108, // 89: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
+	109, // 90: persys.control.v1.Hook.environment:type_name -> persys.control.v1.Hook.EnvironmentEntry
+	46,  // 91: persys.control.v1.BlkioConfig.weight_device:type_name -> persys.control.v1.WeightDevice
+	47,  // 92: persys.control.v1.BlkioConfig.device_read_bps:type_name -> persys.control.v1.ThrottleDevice
+	47,  // 93: persys.control.v1.BlkioConfig.device_read_iops:type_name -> persys.control.v1.ThrottleDevice
+	47,  // 94: persys.control.v1.BlkioConfig.device_write_bps:type_name -> persys.control.v1.ThrottleDevice
+	47,  // 95: persys.control.v1.BlkioConfig.device_write_iops:type_name -> persys.control.v1.ThrottleDevice
+	110, // 96: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
+	111, // 97: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
+	118, // 98: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	118, // 99: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	118, // 100: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	118, // 101: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	112, // 102: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	65,  // 103: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	59,  // 104: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
+	58,  // 105: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
+	48,  // 106: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
+	62,  // 107: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
+	63,  // 108: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
+	64,  // 109: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
+	65,  // 110: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	61,  // 111: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
+	115, // 112: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	115, // 113: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	115, // 114: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	0,   // 115: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
+	115, // 116: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	67,  // 117: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
+	66,  // 118: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	89,  // 119: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	115, // 120: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	56,  // 121: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
+	38,  // 122: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
+	2,   // 123: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 124: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
+	75,  // 125: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
+	75,  // 126: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
+	115, // 127: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	115, // 128: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	113, // 129: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	115, // 130: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	93,  // 131: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	94,  // 132: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	18,  // 133: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	115, // 134: persys.control.v1.NodeView.jobs_until:type_name -> google.protobuf.Timestamp
+	76,  // 135: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
+	2,   // 136: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 137: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	81,  // 138: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	81,  // 139: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	22,  // 140: persys.control.v1.GetWorkloadResponse.applies:type_name -> persys.control.v1.ApplyWorkloadRequest
+	115, // 141: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	115, // 142: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	67,  // 143: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	66,  // 144: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	89,  // 145: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	115, // 146: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	114, // 147: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	56,  // 148: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	27,  // 149: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	85,  // 150: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	39,  // 151: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
+	37,  // 152: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
+	115, // 153: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	29,  // 154: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	83,  // 155: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
+	82,  // 156: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
+	115, // 157: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
+	84,  // 158: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
+	115, // 159: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	115, // 160: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	115, // 161: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 162: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	115, // 163: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 164: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	13,  // 165: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	22,  // 166: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	25,  // 167: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	10,  // 168: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	19,  // 169: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	23,  // 170: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	26,  // 171: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	95,  // 172: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	115, // 173: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	50,  // 174: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 175: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	13,  // 176: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	11,  // 177: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
+	22,  // 178: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	25,  // 179: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	69,  // 180: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 181: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	71,  // 182: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	72,  // 183: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	77,  // 184: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	78,  // 185: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	86,  // 186: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	88,  // 187: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	10,  // 188: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	19,  // 189: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	12,  // 190: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
+	23,  // 191: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	26,  // 192: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	70,  // 193: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 194: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	73,  // 195: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	74,  // 196: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	79,  // 197: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	80,  // 198: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	87,  // 199: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	88,  // 200: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	188, // [188:201] is the sub-list for method output_type
+	175, // [175:188] is the sub-list for method input_type
+	175, // [175:175] is the sub-list for extension type_name
+	175, // [175:175] is the sub-list for extension extendee
+	0,   // [0:175] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -11031,18 +11388,18 @@ func file_api_control_v1_control_proto_init() {
 	if File_api_control_v1_control_proto != nil {
 		return
 	}
-	file_api_control_v1_control_proto_msgTypes[21].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[24].OneofWrappers = []any{
 		(*WorkloadSpec_Container)(nil),
 		(*WorkloadSpec_Compose)(nil),
 		(*WorkloadSpec_Vm)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[23].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[24].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[26].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[27].OneofWrappers = []any{}
 	file_api_control_v1_control_proto_msgTypes[30].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[37].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[42].OneofWrappers = []any{}
-	file_api_control_v1_control_proto_msgTypes[82].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[33].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[40].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[45].OneofWrappers = []any{}
+	file_api_control_v1_control_proto_msgTypes[85].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -11059,7 +11416,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   109,
+			NumMessages:   112,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

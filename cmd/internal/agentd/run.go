@@ -135,12 +135,19 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		// Schedulers send pings on idle connections; see package rpc.
 		ServerOptions: []grpc.ServerOption{
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: dial.KeepaliveMinTime, PermitWithoutStream: true}),
+			grpc.KeepaliveParams(pings()),
 		},
 	}
 	acfg.ServerOptions = append(acfg.ServerOptions, traces.ServerOptions()...)
 	acfg.Tracer = traces.Tracer("agent")
 	if err := secure(&acfg, &cfg, files); err != nil {
 		return err
+	}
+	acfg.Peer = func(endpoint, of string) (*grpc.ClientConn, error) {
+		if !cfg.TLSEnabled {
+			return dial.To(nil, endpoint, pki.Peer{Role: pki.RoleAgent, Node: of})
+		}
+		return dial.To(files, endpoint, pki.Peer{Role: pki.RoleAgent, Node: of})
 	}
 	if !cfg.Standalone {
 		conn, err := schedulers(ctx, &cfg, files, log)
@@ -273,10 +280,18 @@ func secure(acfg *agent.Config, cfg *Config, files *pki.Files) error {
 	}
 	acfg.Authorize, acfg.Identify, acfg.Self = &mapping, files.Identify, files.Identity
 	tls := files.ServerConfig(pki.ServerOptions{NextProtos: []string{"h2"}})
+	connections := pings()
+	connections.MaxConnectionAge = dial.ConnectionAge(pki.Life(files.Leaf()))
 	acfg.ServerOptions = append(acfg.ServerOptions, grpc.Creds(limits.Identifying(dial.Credentials(files, tls))),
 		// Connections are closed regularly, so that both sides soon use renewed certificates.
-		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: dial.ConnectionAge(pki.Life(files.Leaf()))}))
+		grpc.KeepaliveParams(connections))
 	return nil
+}
+
+// pings end the calls of a machine that has died, such as a node that copies a volume from this one: it would keep one of the
+// few places of package mover.
+func pings() keepalive.ServerParameters {
+	return keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}
 }
 
 // schedulers prepares the connection to the schedulers.

@@ -25,7 +25,7 @@ volumes; --node says which one is meant.`,
 		Args: args(0, 0),
 		RunE: help,
 	}
-	cmd.AddCommand(c.volumeListCommand(), c.volumeInspectCommand(), c.volumeCreateCommand(), c.volumeDeleteCommand())
+	cmd.AddCommand(c.volumeListCommand(), c.volumeInspectCommand(), c.volumeCreateCommand(), c.volumeMoveCommand(), c.volumeDeleteCommand())
 	return cmd
 }
 
@@ -148,7 +148,7 @@ func (c *cli) showVolume(v *clusterv1.Volume) {
 	rows := [][2]string{
 		{"Namespace", v.GetNamespace()}, {"Node", placeOfVolume(v)}, {"Size", sizeOfVolume(v)}, {"Pool", v.GetPool()}, {"State", v.GetState()},
 		{"Used by", usersOfVolume(v)}, {"Retention", fate}, {"Created", strings.TrimSpace(c.age(v.GetCreatedAt()) + " ago by " + cmp.Or(v.GetCreatedBy(), "a node"))},
-		{"Form", v.GetForm()}, {"Phase", v.GetPhase()}, {"Error", v.GetLastError()},
+		{"Move", moveLine(v.GetMove())}, {"Form", v.GetForm()}, {"Phase", v.GetPhase()}, {"Error", v.GetLastError()},
 	}
 	if v.GetUnusedSince() != nil {
 		rows = append(rows, [2]string{"Unused for", c.age(v.GetUnusedSince())})

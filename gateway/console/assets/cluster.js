@@ -250,9 +250,15 @@ export async function volumes(main, signal) {
       const at = v.node_id ? path("nodes", v.node_id, "volumes", v.id) : path("volumes", v.id);
       await act(`${v.name} is deleted.`, () => del(at + query({ namespace: v.namespace })));
     }
+    const moving = (m) => {
+      const total = int(m.total_bytes), done = int(m.done_bytes), copies = ["copying", "final"].includes(m.phase);
+      const share = total && copies ? ` ${Math.floor(done * 100 / total)} %` : "";
+      return h("span", { title: m.problem || m.reason || "" }, `moves from ${m.from} to ${m.to}: ${m.phase}${share}`);
+    };
     const place = (v) => v.node_id ? nodeLink(v.node_id) : v.driver === "local" ? "none yet" : "all";
     const row = (v) => [
-      h("span", { class: "id", title: v.id }, v.id), v.namespace, place(v), state(v.state),
+      h("span", { class: "id", title: v.id }, v.id), v.namespace, place(v),
+      v.move ? [state(v.state), " ", moving(v.move)] : state(v.state),
       int(v.size_gb) ? gb(int(v.size_gb)) : "no limit", (v.workload_ids || []).map((id) => [workloadLink(id), " "]),
       v.retain_policy === "Retain" ? "kept" : "deleted", age(v.created_at),
       may.get(v.namespace) && !(v.workload_ids || []).length
