@@ -83,6 +83,16 @@ type observation struct {
 	state   workload.State // Absent if the engine does not list the instance
 	content string         // content label of the instance; "" when unknown
 	current bool           // the content is unknown, but the instance has the desired revision
+	partly  bool           // a stack has failed, and some of its services run, or may run
+}
+
+// runs reports whether the instance, or a part of it, runs or may run.
+func (o observation) runs() bool {
+	switch o.state {
+	case workload.Running, workload.Pending, workload.Unknown:
+		return true
+	}
+	return o.state == workload.Failed && o.partly
 }
 
 // decide chooses the next action on one workload, from its order (rows) and the state of its instance
@@ -95,12 +105,13 @@ type observation struct {
 //	refresh     ensure*  refresh* refresh* ensure*  ensure*  –
 //	unhealthy   as running        restart^ as running
 //	healing     as running        restart^ ensure*  ensure*  –
-//	stopped     –        halt     halt     –        –        halt
+//	stopped     –        halt     halt     –        –!       halt
 //
 //	waits       –        –        as running  –  –       –
-//	lapsed      –        halt     halt     –        –        halt
-//	over        –        halt     halt     –        –        halt
+//	lapsed      –        halt     halt     –        –!       halt
+//	over        –        halt     halt     –        –!       halt
 //
+// ! halt if other services of the failed stack run.
 // * delayed by the back-off after failed actions (parameter f). If the desired state is running, an instance
 // with other content is replaced, except in state Unknown. ^ delayed by a separate back-off (heal.go), because
 // the restart itself succeeds and is not counted as a failure.
@@ -115,8 +126,7 @@ func decide(d desired, o observation, f Failure, now time.Time) decision {
 		return decision{do: Remove}
 	}
 	if d.lapsed && d.running {
-		switch o.state {
-		case workload.Running, workload.Pending, workload.Unknown:
+		if o.runs() {
 			return decision{do: Halt}
 		}
 		return decision{}
@@ -128,8 +138,7 @@ func decide(d desired, o observation, f Failure, now time.Time) decision {
 		return held(decision{do: Recreate}, d, f, now)
 	}
 	if !d.running {
-		switch o.state {
-		case workload.Running, workload.Pending, workload.Unknown:
+		if o.runs() {
 			return held(decision{do: Halt}, d, f, now)
 		}
 		return decision{}
@@ -138,8 +147,7 @@ func decide(d desired, o observation, f Failure, now time.Time) decision {
 		return held(decision{do: Ensure}, d, f, now)
 	}
 	if d.over {
-		switch o.state {
-		case workload.Running, workload.Pending, workload.Unknown:
+		if o.runs() {
 			return decision{do: Halt}
 		}
 		return decision{}

@@ -68,7 +68,7 @@ func (x *step) leasedWorkloads() []lease.Workload {
 		}
 		// After a restart of the agent, a workload that waits for a new order may still run. The fencer must
 		// stop it at the end of the lease. So it is listed, unless an observation shows that it does not run.
-		runs := w.Observed != nil && w.Observed.State == workload.Running
+		runs := w.Observed != nil && (w.Observed.State == workload.Running || w.Observed.PartlyRunning)
 		if !w.memory.waits || runs || w.Seen.IsZero() && slices.Contains(x.fencer.covered, leaseWorkload(in)) {
 			out = append(out, leaseWorkload(in))
 		}

@@ -239,3 +239,68 @@ func TestAFailureAfterARestartForHealthIsFinal(t *testing.T) {
 		t.Fatalf("the core's action is %+v and the failure %+v, want no action and a final failure", h.act(), w.Failure)
 	}
 }
+
+// After a restart of the agent, an exclusive stack waits for an order. The fencer must stop it at the end of the lease if one
+// of its services runs, also if another one has failed.
+func TestTheFencerStopsTheServicesOfAFailedStackThatRun(t *testing.T) {
+	for _, partly := range []bool{true, false} {
+		in := &Intent{ID: "db", Type: workload.Compose, DesiredState: "running", EngineContent: "x", Exclusive: true, OnLostLease: "stop"}
+		o := &workload.Observed{ID: "db", State: workload.Failed, Content: "x", PartlyRunning: partly}
+		x := with(time.Unix(1000, 0), nil, &Workload{Intent: in, Observed: o})
+		w := x.edit(x.Get("db"))
+		w.memory.waits, w.Seen = true, x.now
+		if got := x.leasedWorkloads(); (len(got) == 1) != partly {
+			t.Errorf("a failed stack of which services run: %t; the fencer must stop %v", partly, got)
+		}
+	}
+}
+
+// A service of a stack has failed for good, and other services run. A stop of the stack stops them, and the stack is reported
+// as stopped only when none of them runs.
+func TestAStopStopsTheServicesOfAFailedStackThatRun(t *testing.T) {
+	h := checked(t)
+	seen := func(partly bool) *workload.Observed {
+		return &workload.Observed{ID: "db", State: workload.Failed, Class: workload.RuntimeError, Content: "c1:a", RuntimeID: "r1",
+			StartedAt: h.now.Add(-time.Minute), FinishedAt: h.now.Add(-time.Second), ExitCode: 3, KeepEnded: true, PartlyRunning: partly}
+	}
+	looked := func(o *workload.Observed) {
+		if a := h.act(); a != nil && a.Verb == Look {
+			h.step(Done{Act: a, Observed: o, Began: h.now})
+		}
+	}
+	e, _ := h.s.Engine(workload.Container)
+	failed := seen(true)
+	h.step(Listed{Kind: workload.Container, Bound: e.Bound, Began: h.now, Seen: []workload.Observed{*failed}})
+	looked(failed)
+	if w := h.s.Get("db"); h.act() != nil || w.Status.State != workload.Failed {
+		t.Fatalf("the core's action is %+v and the report %+v, want no action and Failed", h.act(), w.Status)
+	}
+	h.step(order(6, 7, func(o *Order) { o.Running = false }))
+	looked(failed)
+	for range policy.Limit {
+		if a := h.act(); a == nil || a.Verb != Halt {
+			t.Fatalf("after the order to stop, the core's action is %+v, want halt", a)
+		}
+		h.step(Done{Act: h.act(), Failed: &Failed{Class: workload.RuntimeError, Message: "busy"}})
+		looked(failed)
+		if st := h.s.Get("db").Status; st.State == workload.Stopped {
+			t.Fatalf("a service still runs, but the stack is reported as %+v", st)
+		}
+		h.now = h.now.Add(policy.Max)
+		h.step(Tick{})
+		looked(failed)
+	}
+	if st := h.s.Get("db").Status; st.State != workload.Running || st.Message != "busy" {
+		t.Fatalf("the stop has failed for good, and the report is %+v, want Running with the failure", st)
+	}
+	h.step(order(7, 7, func(o *Order) { o.Running = false }))
+	looked(failed)
+	if a := h.act(); a == nil || a.Verb != Halt {
+		t.Fatalf("after another order to stop, the core's action is %+v, want halt", a)
+	}
+	h.step(Done{Act: h.act()})
+	looked(seen(false))
+	if st := h.s.Get("db").Status; h.act() != nil || st.State != workload.Stopped {
+		t.Fatalf("after the stop the core's action is %+v and the report %+v, want no action and Stopped", h.act(), st)
+	}
+}

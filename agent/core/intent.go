@@ -168,7 +168,7 @@ func (in *Intent) observed(o *workload.Observed) observation {
 	if content == "" {
 		content = in.LegacyContentOf(o)
 	}
-	return observation{state: o.State, content: content, current: content == "" && o.Revision == in.RevisionID}
+	return observation{state: o.State, content: content, current: content == "" && o.Revision == in.RevisionID, partly: o.PartlyRunning}
 }
 
 // fits reports whether o is an instance that was made for this intent.

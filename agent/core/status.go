@@ -182,6 +182,7 @@ func (x *step) judge(st *Status, w *Workload) {
 	e, engine := x.Engine(w.Kind)
 	match := in.observed(w.Observed)
 	fits := in.fits(match)
+	runs := match.state == workload.Running || match.state == workload.Failed && match.partly
 	switch {
 	case fits:
 		st.Content = cmp.Or(in.Content, in.EngineContent)
@@ -219,7 +220,7 @@ func (x *step) judge(st *Status, w *Workload) {
 		st.State, st.Message = workload.Stopped, lapsedMessage
 	case w.memory.waits && in.Running() && !(f.Final && f.Next.IsZero()) && !(fits && w.completed()):
 		st.State, st.Message = workload.Stopped, waitsMessage
-	case f.Final && !in.Running() && match.state == workload.Running:
+	case f.Final && !in.Running() && runs:
 		st.failure(f) // the workload still runs, because stopping it failed
 		st.State = workload.Running
 	case f.Final && in.Running():
@@ -230,7 +231,7 @@ func (x *step) judge(st *Status, w *Workload) {
 			st.Message += neverAgain
 			st.terminal()
 		}
-	case f.Attempts > 0 && (in.Running() || match.state == workload.Running):
+	case f.Attempts > 0 && (in.Running() || runs):
 		st.failure(f)
 		st.State = workload.Pending
 		st.former(match.state == workload.Running && !fits && in.Running())

@@ -154,6 +154,11 @@ func TestAnExitCountsAccordingToTheDesiredState(t *testing.T) {
 	if got := failed.Under(false); got.State != driver.Stopped || got.Class != "" || got.Message != failed.Message {
 		t.Errorf("a failed instance that should be stopped is reported as %+v, want Stopped", got)
 	}
+	partly := failed
+	partly.PartlyRunning = true
+	if got := partly.Under(false); got.State != driver.Running || got.Class != "" {
+		t.Errorf("a failed stack that should be stopped, and of which a service runs, is reported as %+v, want Running", got)
+	}
 	if got := failed.Under(true); got.State != driver.Failed {
 		t.Errorf("a failed instance that should run is reported as %+v, want Failed", got)
 	}

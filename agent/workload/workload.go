@@ -126,9 +126,14 @@ func (h Health) Worse(o Health) Health {
 // Under returns the observation as it is reported to the schedulers if the desired state is running, or if it
 // is stopped. If the workload should be stopped and its instance ended with an error, it is reported as
 // Stopped, with the error in the message (contract/semantics.md, section 10). Without this rule, an instance
-// that was killed because it did not stop within its grace period would be reported as Failed.
+// that was killed because it did not stop within its grace period would be reported as Failed. A stack that should be
+// stopped, and of which one service has failed while others run, is reported as Running.
 func (o Observed) Under(running bool) Observed {
-	if !running && o.State == Failed {
+	switch {
+	case running || o.State != Failed:
+	case o.PartlyRunning:
+		o.State, o.Class = Running, ""
+	default:
 		o.State, o.Class = Stopped, ""
 	}
 	return o

@@ -46,6 +46,15 @@ services:
 		if started("once") == once {
 			t.Error("a start for an order did not start the ended service once")
 		}
+		if o := b.await(spec.ID, driver.Failed).Under(false); o.State != driver.Running {
+			t.Errorf("the service web runs, but the stack that should be stopped is reported as %s (%s)", o.State, o.Message)
+		}
+		if err := b.d.Halt(b.ctx, spec.ID, time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if o := b.observed(spec.ID); o.PartlyRunning || o.Under(false).State != driver.Stopped {
+			t.Errorf("after Halt the stack is reported as %+v, want stopped and no part that runs", o)
+		}
 	})
 }
 
