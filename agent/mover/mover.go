@@ -512,7 +512,17 @@ func (m *Mover) mayRun(id string) bool {
 	if w.Intent != nil && w.Intent.Running() {
 		return true
 	}
-	return w.Observed != nil && w.Observed.State != workload.Stopped && w.Observed.State != workload.Failed && w.Observed.State != workload.Absent
+	if w.Intent != nil && len(w.Intent.PreviousTypes) > 0 { // an instance of the former type may run
+		return true
+	}
+	o := w.Observed
+	switch {
+	case o == nil || o.State == workload.Absent:
+		return false
+	case o.State != workload.Stopped && o.State != workload.Failed, o.PartlyRunning:
+		return true
+	}
+	return !o.StartedAt.IsZero() && o.FinishedAt.IsZero() // a paused container is listed as stopped
 }
 
 // fatal reports whether a copy cannot succeed although it is tried again.

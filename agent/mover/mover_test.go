@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -11,6 +12,7 @@ import (
 	"github.com/persys/compute/agent/core"
 	"github.com/persys/compute/agent/transfer"
 	"github.com/persys/compute/agent/volume"
+	"github.com/persys/compute/agent/workload"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
@@ -60,6 +62,35 @@ func TestOnlyTheTargetCopies(t *testing.T) {
 	none.Heard(&controlv1.VolumeMoves{})
 	if len(none.Reports()) != 0 {
 		t.Error("a nil mover reports moves")
+	}
+}
+
+// TestOnlyAStoppedWorkloadIsCopiedForTheLastTime: also a part of a failed stack, and a paused container, may write to the volume.
+func TestOnlyAStoppedWorkloadIsCopiedForTheLastTime(t *testing.T) {
+	at := time.Unix(1000, 0)
+	stopped, running := &core.Intent{DesiredState: "stopped"}, &core.Intent{DesiredState: "running"}
+	for _, c := range []struct {
+		name string
+		w    *core.Workload
+		runs bool
+	}{
+		{"no workload", nil, false},
+		{"no instance", &core.Workload{Intent: stopped}, false},
+		{"it is to run", &core.Workload{Intent: running}, true},
+		{"it runs", &core.Workload{Intent: stopped, Observed: &workload.Observed{State: workload.Running, StartedAt: at}}, true},
+		{"its state is not known", &core.Workload{Intent: stopped, Observed: &workload.Observed{State: workload.Unknown}}, true},
+		{"it has ended", &core.Workload{Intent: stopped, Observed: &workload.Observed{State: workload.Stopped, StartedAt: at, FinishedAt: at}}, false},
+		{"it has failed", &core.Workload{Intent: stopped, Observed: &workload.Observed{State: workload.Failed, StartedAt: at, FinishedAt: at}}, false},
+		{"it was never started", &core.Workload{Intent: stopped, Observed: &workload.Observed{State: workload.Stopped}}, false},
+		{"a service has failed, and others run", &core.Workload{Intent: stopped, Observed: &workload.Observed{State: workload.Failed, StartedAt: at, FinishedAt: at, PartlyRunning: true}}, true},
+		{"it is paused", &core.Workload{Intent: stopped, Observed: &workload.Observed{State: workload.Stopped, StartedAt: at}}, true},
+		{"a service of a stack is paused", &core.Workload{Intent: stopped, Observed: &workload.Observed{State: workload.Stopped, StartedAt: at, FinishedAt: at, PartlyRunning: true}}, true},
+		{"its former type may run", &core.Workload{Intent: &core.Intent{DesiredState: "stopped", PreviousTypes: []workload.Kind{workload.Compose}}}, true},
+	} {
+		m := New(Config{Node: "a", Workload: func(string) *core.Workload { return c.w }})
+		if got := m.mayRun("db"); got != c.runs {
+			t.Errorf("%s: the workload may run: %t, want %t", c.name, got, c.runs)
+		}
 	}
 }
 

@@ -79,7 +79,8 @@ type Observed struct {
 	Completed bool
 	// KeepEnded is set for a failed stack if the restart policies of its failed parts start none of them again.
 	KeepEnded bool
-	// PartlyRunning is set for a failed stack of which some parts run, or may run.
+	// PartlyRunning is set for a failed stack of which some parts run, or may run, and for a stack of which no part runs
+	// and some are paused.
 	PartlyRunning bool
 
 	// Addresses are the workload's own IP addresses. Ports are the host's ports that are forwarded to

@@ -111,6 +111,7 @@ func TestAFailedServiceThatIsNotStartedAgain(t *testing.T) {
 		{"policy no, beside a service that runs", []*part{ended("a", "no", no, 3), web}, true, true},
 		{"policy on-failure, when the engine has used all restarts", []*part{ended("a", "on-failure", onFailure, 3)}, true, false},
 		{"policy on-failure of an exclusive stack, which the agent starts again", []*part{ended("a", "on-failure", no, 3)}, false, false},
+		{"policy no, beside a service that is paused", []*part{ended("a", "no", no, 3), {service: "web", status: container.StatePaused, Observed: driver.Observed{State: driver.Stopped}}}, true, true},
 		{"no policy", []*part{ended("a", "", no, 3)}, false, false},
 		{"policy no, beside a failed service without a policy", []*part{ended("a", "no", no, 3), ended("b", "", no, 3)}, false, false},
 		{"policy no, and a service that awaits the success of the failed one", []*part{ended("a", "no", no, 3), created("b", "a"), created("c", "b"), web}, true, true},

@@ -229,10 +229,11 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 	}
 	o.Message = driver.Bound(strings.Join(line, "; "))
 	var failed, stopped *part
-	pending, unknown, completed, keepEnded := false, false, true, true
+	pending, unknown, paused, completed, keepEnded := false, false, false, true, true
 	waits := neverStarted(parts)
 	for _, p := range parts {
 		completed = completed && p.once && p.State == driver.Stopped && p.exited()
+		paused = paused || p.status == container.StatePaused
 		switch {
 		case p.State == driver.Unknown:
 			unknown = true
@@ -249,7 +250,7 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 	if failed == nil && stopped != nil {
 		failed, keepEnded = stopped, false
 	}
-	o.PartlyRunning = failed != nil && (running > 0 || unknown)
+	o.PartlyRunning = failed != nil && (running > 0 || unknown) || running == 0 && !unknown && paused
 	switch {
 	case pending:
 		o.State = driver.Pending
