@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/order"
@@ -109,6 +110,9 @@ func takeBack(v *Volume) error {
 		}
 	}
 	v.StagePath, v.Plain = v.Plain, ""
+	if v.Phase == Released { // garbage collection deletes released volumes, and this copy is the only one again
+		v.Phase, v.ReleasedAt = Retained, time.Time{}
+	}
 	return nil
 }
 

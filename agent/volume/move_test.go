@@ -207,8 +207,12 @@ func TestAnUndoneMoveIsTakenBack(t *testing.T) {
 		t.Error("an empty folder was taken back in the place of the copy")
 	}
 	must(os.Rename(aside+".unmounted", aside))
+	must(b.m.Release(t.Context(), "db", Retention{Keep: true}))
 	must(b.m.KeepCopy(first, "db", "default", "data", true))
 	b.restart()
+	if v, _ := b.m.get("local:data"); v.Phase != Retained || !v.ReleasedAt.IsZero() {
+		t.Errorf("the copy that was taken back is %s since %v, want Retained and no time", v.Phase, v.ReleasedAt)
+	}
 	source(second)
 	if err := b.m.KeepCopy(first, "db", "default", "data", true); err == nil {
 		t.Error("the end of an older move took back a copy that was set aside for a newer move")
