@@ -469,7 +469,7 @@ func (m *Mover) Serve(stream agentv1.AgentService_ReadVolumeServer, caller strin
 	defer root.Close()
 	err = transfer.Serve(stream.Context(), transfer.Tree{Root: root}, open, stream)
 	switch {
-	case errors.Is(err, transfer.ErrLimit):
+	case errors.Is(err, transfer.ErrLimit), errors.Is(err, transfer.ErrKind):
 		return status.Error(codes.FailedPrecondition, clip(err.Error()))
 	case err != nil && status.Code(err) == codes.Unknown:
 		return status.Error(codes.Unavailable, clip(err.Error()))
@@ -527,7 +527,7 @@ func (m *Mover) mayRun(id string) bool {
 
 // fatal reports whether a copy cannot succeed although it is tried again.
 func fatal(err error) bool {
-	if errors.Is(err, transfer.ErrNoSpace) || errors.Is(err, transfer.ErrLimit) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS) {
+	if errors.Is(err, transfer.ErrNoSpace) || errors.Is(err, transfer.ErrLimit) || errors.Is(err, transfer.ErrKind) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS) {
 		return true
 	}
 	switch status.Code(err) {

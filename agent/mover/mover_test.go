@@ -102,6 +102,7 @@ func TestWhichErrorsEndACopy(t *testing.T) {
 		{fmt.Errorf("x: %w", transfer.ErrNoSpace), true},
 		{fmt.Errorf("x: %w", syscall.ENOSPC), true},
 		{fmt.Errorf("x: %w", transfer.ErrLimit), true},
+		{fmt.Errorf("x: %w", transfer.ErrKind), true},
 		{fmt.Errorf("x: %w", transfer.ErrCorrupt), false}, // tried again
 		{status.Error(codes.Unavailable, "no connection"), false},
 		{fmt.Errorf("volume: %w", status.Error(codes.FailedPrecondition, "in use")), true},

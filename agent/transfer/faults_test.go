@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -157,4 +159,41 @@ func (v *volumes) serve(source Tree, change func(*wire)) func(context.Context) (
 		}()
 		return targetEnd{w}, nil
 	}
+}
+
+// TestContentIsNotLeftOutSilently: the source is deleted after a move, so content that cannot be copied ends the copy. Sockets
+// have no content.
+func TestContentIsNotLeftOutSilently(t *testing.T) {
+	v := newVolumes(t)
+	at := func(p ...string) string { return filepath.Join(append([]string{v.from}, p...)...) }
+	v.must(os.Mkdir(at("sub"), 0o755))
+	v.must(unix.Mknod(at("sub", "socket"), unix.S_IFSOCK|0o600, 0))
+	v.pull(Options{})
+	if _, err := os.Lstat(filepath.Join(v.to, "sub", "socket")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket was copied: %v", err)
+	}
+	refused := func(name string) {
+		t.Helper()
+		if _, err := v.try(Options{}, nil); err == nil || !strings.Contains(err.Error(), strconv.Quote(name)) {
+			t.Errorf("the copy returned %v, want an error that names %q", err, name)
+		}
+	}
+	v.must(unix.Mknod(at("sub", "whiteout"), unix.S_IFCHR|0o600, 0)) // the only device file that every user may make
+	if _, err := v.tree(v.from).list(t.Context(), nil); !errors.Is(err, ErrKind) {
+		t.Errorf("the list of a volume with a device file has the error %v, want ErrKind", err)
+	}
+	refused("sub/whiteout")
+	v.must(os.Remove(at("sub", "whiteout")))
+
+	var st unix.Stat_t
+	v.must(unix.Stat(v.from, &st))
+	var out []Entry
+	if _, err := v.tree(v.from).add(&out, map[inode]string{}, "sub", st.Dev+1); !errors.Is(err, ErrKind) || !strings.Contains(err.Error(), `"sub"`) {
+		t.Errorf("a folder of another file system has the error %v, want ErrKind with its path", err)
+	}
+	if err := unix.Mount("none", at("sub"), "tmpfs", 0, ""); err != nil {
+		t.Skipf("a mount is not possible here: %v", err)
+	}
+	defer func() { v.must(unix.Unmount(at("sub"), 0)) }()
+	refused("sub")
 }

@@ -55,6 +55,9 @@ type Result struct {
 // ErrNoSpace is the error if the target's file system has too little space for the volume.
 var ErrNoSpace = errors.New("too little space on the target")
 
+// ErrKind is the error if the volume has content that cannot be copied.
+var ErrKind = errors.New("the volume has content that cannot be moved")
+
 // ErrLimit is the error if the volume has too many files, names or attributes.
 var ErrLimit = errors.New("the volume is too large to be moved")
 

@@ -54,8 +54,9 @@ func errTooMany(files, bytes int) error {
 
 type inode struct{ device, number uint64 }
 
-// list lists a tree, each folder before its children. It leaves out sockets, devices, files that disappear during the walk,
-// and the content of other file systems that are mounted in the volume. It calls alive, which may be nil, before each path.
+// list lists a tree, each folder before its children. It leaves out sockets, and files that disappear during the walk. Device
+// files, and folders of another file system or subvolume, are an error: a copy without them would not be complete. list calls
+// alive, which may be nil, before each path.
 func (t Tree) list(ctx context.Context, alive func() error) ([]Entry, error) {
 	var out []Entry
 	links := map[inode]string{}
@@ -140,8 +141,13 @@ func (t Tree) add(out *[]Entry, links map[inode]string, p string, device uint64)
 		if e.Target, err = t.Root.Readlink(p); err != nil {
 			return false, missing(err)
 		}
+	case unix.S_IFSOCK:
+		return false, nil // a socket has no content, and its program makes it again
 	default:
-		return false, nil
+		return false, fmt.Errorf("%w: %q is a device file: remove it", ErrKind, p)
+	}
+	if e.is(unix.S_IFDIR) && p != "." && st.Dev != device {
+		return false, fmt.Errorf("%w: the folder %q is on another file system or subvolume than the volume: unmount it, or replace it by a folder of the volume", ErrKind, p)
 	}
 	if e.is(unix.S_IFREG) {
 		e.Size, e.Allocated = st.Size, st.Blocks*512
@@ -158,7 +164,7 @@ func (t Tree) add(out *[]Entry, links map[inode]string, p string, device uint64)
 		}
 	}
 	*out = append(*out, e)
-	return e.is(unix.S_IFDIR) && (p == "." || st.Dev == device), nil
+	return e.is(unix.S_IFDIR), nil
 }
 
 // errReplaced is the error of open if the path has another type than it had in the list.
