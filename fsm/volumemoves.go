@@ -52,8 +52,9 @@ const maxMoveWhy = 1024
 type Move struct {
 	ID         Generation // a later move has a higher id, also after a restore
 	Workload   string
-	Namespace  string   // "" = the default namespace
-	Volumes    []string // names of the local volumes, sorted
+	Namespace  string       // "" = the default namespace
+	Volumes    []string     // names of the local volumes, sorted
+	Copies     []Generation // ids of the copies that were in use when the move began, in the order of Volumes
 	From, To   string
 	Phase      MovePhase
 	PhaseSince int64 // Unix nanoseconds
@@ -243,8 +244,13 @@ func (t *Tx) moveVolume(b *commandv1.MoveVolume) Result {
 	if why != "" {
 		return refuse(Conflict, "%s cannot move with workload %q: %s", v.text(), w.ID, why)
 	}
+	copies := make([]Generation, len(names))
+	for i, name := range names {
+		held, _ := t.state().Volume(w.In(), name, DriverLocal, w.Node) // movable has found it
+		copies[i] = held.Copy
+	}
 	m := &Move{
-		ID: t.generation(), Workload: w.ID, Namespace: w.Namespace, Volumes: names, From: w.Node, To: strings.Clone(b.GetTo()), Phase: MoveCopying,
+		ID: t.generation(), Workload: w.ID, Namespace: w.Namespace, Volumes: names, Copies: copies, From: w.Node, To: strings.Clone(b.GetTo()), Phase: MoveCopying,
 		PhaseSince: t.r.info.Clock, StartedAt: t.r.info.Clock, By: t.by, Rate: b.GetBytesPerSecond(), Resume: w.Desired == DesiredRunning, Demand: w.Demand,
 	}
 	t.putMove(nil, m)
@@ -554,16 +560,24 @@ func (t *Tx) rebind(m *Move, old *Workload, to string, gone bool, message string
 
 // movePB returns the record of m in a snapshot.
 func movePB(m *Move) *commandv1.MoveRecord {
+	copies := make([]*commandv1.Generation, len(m.Copies))
+	for i, g := range m.Copies {
+		copies[i] = cmp.Or(GenerationPB(g), &commandv1.Generation{})
+	}
 	return &commandv1.MoveRecord{
-		Id: GenerationPB(m.ID), Workload: m.Workload, Namespace: m.Namespace, Volumes: m.Volumes, From: m.From, To: m.To, Phase: string(m.Phase),
+		Copies: copies, Id: GenerationPB(m.ID), Workload: m.Workload, Namespace: m.Namespace, Volumes: m.Volumes, From: m.From, To: m.To, Phase: string(m.Phase),
 		PhaseSince: m.PhaseSince, StartedAt: m.StartedAt, Reason: m.Reason, By: m.By, BytesPerSecond: m.Rate, Resume: m.Resume, RunsSince: m.RunsSince, Demand: demandPB(m.Demand),
 	}
 }
 
 func moveOf(p *commandv1.MoveRecord) *Move {
 	d := demandValue(p.GetDemand())
+	copies := make([]Generation, len(p.GetCopies()))
+	for i, g := range p.GetCopies() {
+		copies[i] = order.GenerationOf(g)
+	}
 	return &Move{
-		ID: order.GenerationOf(p.GetId()), Workload: p.GetWorkload(), Namespace: stored(p.GetNamespace()), Volumes: p.GetVolumes(), From: p.GetFrom(), To: p.GetTo(),
+		Copies: copies, ID: order.GenerationOf(p.GetId()), Workload: p.GetWorkload(), Namespace: stored(p.GetNamespace()), Volumes: p.GetVolumes(), From: p.GetFrom(), To: p.GetTo(),
 		Phase: MovePhase(p.GetPhase()), PhaseSince: p.GetPhaseSince(), StartedAt: p.GetStartedAt(), Reason: p.GetReason(), By: p.GetBy(), Rate: p.GetBytesPerSecond(),
 		Resume: p.GetResume(), RunsSince: p.GetRunsSince(), Demand: &d,
 	}
@@ -575,6 +589,9 @@ func (e *encoder) move(m *Move) {
 		e.str(s)
 	}
 	e.strs(m.Volumes)
+	for _, g := range m.Copies { // as many as volumes
+		e.generation(g)
+	}
 	for _, n := range [...]int64{m.PhaseSince, m.StartedAt, m.Rate, m.RunsSince} {
 		e.i64(n)
 	}
@@ -639,7 +656,7 @@ func (t *Tx) settleMoves() {
 
 func (c *checker) moves() {
 	c.s.r.moves.Scan(func(key string, m *Move) bool {
-		c.must(m.Workload == key && bounds.ValidID(key) && len(m.Volumes) > 0, "the move of workload %q is stored under %q with %d volumes", clip(m.Workload), clip(key), len(m.Volumes))
+		c.must(m.Workload == key && bounds.ValidID(key) && len(m.Volumes) > 0 && len(m.Copies) == len(m.Volumes), "the move of workload %q is stored under %q with %d volumes and %d copies", clip(m.Workload), clip(key), len(m.Volumes), len(m.Copies))
 		_, from := c.s.r.nodes.Get(m.From)
 		_, to := c.s.r.nodes.Get(m.To)
 		c.must(from && (to || m.Phase == MoveUndone || m.Phase == MoveDropping), "the move of workload %q (%s) is from node %q to %q, which do not both exist", clip(key), m.Phase, clip(m.From), clip(m.To))

@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -105,6 +106,14 @@ func TestVolumeMoveSwitchesInOneCommand(t *testing.T) {
 	w.advance("db", MoveDone, "")
 	w.ok(gone("db", "a", nil))
 	is(t, "what is reserved on the former node at the end", w.s.Alloc("a").CPU, int64(0))
+
+	// Each move names the copies from which it began: agents take no other copy for the source.
+	none := Generation{}
+	is(t, "sources of the first move", fmt.Sprint(before.Copies), fmt.Sprint([]Generation{none, none}))
+	w.ok(moveVolume("data", "b", "c", ""))
+	next, _ := w.s.Move("db")
+	is(t, "sources of the next move", fmt.Sprint(next.Copies), fmt.Sprint([]Generation{before.ID, before.ID}))
+	is(t, "sources of a move in a snapshot", fmt.Sprint(moveOf(movePB(before)).Copies, moveOf(movePB(next)).Copies), fmt.Sprint(before.Copies, next.Copies))
 }
 
 func TestVolumeMoveIsRefused(t *testing.T) {

@@ -130,6 +130,9 @@ func movesFor(v fsm.View, node string) *controlv1.VolumeMoves {
 		if from, ok := v.Node(m.From); ok {
 			x.Endpoint = from.Facts.Endpoint
 		}
+		for _, g := range m.Copies {
+			x.Copies = append(x.Copies, cmp.Or(wire.Control(g), &controlv1.Generation{}))
+		}
 		for _, name := range m.Volumes {
 			pool := ""
 			for _, u := range m.Demand.Volumes {

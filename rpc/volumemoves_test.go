@@ -7,6 +7,7 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/order"
 	"github.com/persys/compute/sched"
 )
 
@@ -76,5 +77,15 @@ func TestAReturnNeedsTheFormerCopy(t *testing.T) {
 		if (why != "") != c.refused {
 			t.Errorf("%s: the answer is %q", c.name, why)
 		}
+	}
+}
+
+// TestAgentsLearnTheSourceOfAMove: the list of moves names the copy of each volume from which the move began.
+func TestAgentsLearnTheSourceOfAMove(t *testing.T) {
+	s, m := placedMove(t)
+	for _, node := range []string{"a", "b"} {
+		x := movesFor(s, node).GetMoves()[0]
+		is(t, "copies", len(x.GetCopies()), len(m.Volumes))
+		is(t, "the copy of a volume that had never moved", order.GenerationOf(x.GetCopies()[0]).IsZero(), true)
 	}
 }

@@ -374,7 +374,7 @@ func (w *moveWorld) part(n *moveNode) {
 		if !from.up || last && (from.runs || from.wants == "running") {
 			return
 		}
-		source, err := from.storage.OpenSource(m.ID, "db", "default", "data", last)
+		source, err := from.storage.OpenSource(m.ID, m.Copies[0], "db", "default", "data", last)
 		if err != nil {
 			w.notes = append(w.notes, err.Error())
 			return
@@ -413,9 +413,9 @@ func (w *moveWorld) part(n *moveNode) {
 			return nil
 		})
 	case n.id == m.From && (m.Phase == fsm.MovePlaced || m.Phase == fsm.MoveKept):
-		until(sched.MoveReportKept, func() error { return n.storage.KeepCopy(m.ID, "db", "default", "data", false) })
+		until(sched.MoveReportKept, func() error { return n.storage.KeepCopy(m.ID, m.Copies[0], "db", "default", "data", false) })
 	case n.id == m.From && (m.Phase == fsm.MoveUndone || m.Phase == fsm.MoveDropping):
-		until(sched.MoveReportHeld, func() error { return n.storage.KeepCopy(m.ID, "db", "default", "data", true) })
+		until(sched.MoveReportHeld, func() error { return n.storage.KeepCopy(m.ID, m.Copies[0], "db", "default", "data", true) })
 	case n.id == m.To && m.Phase == fsm.MoveUndone:
 		until("", func() error { return n.storage.Retire(m.ID, "db", "default", "data") })
 	case n.id == m.To && m.Phase == fsm.MoveDropping, n.id == m.From && m.Phase == fsm.MoveDone:

@@ -60,7 +60,7 @@ func TestACopyThatWasTakenBackIsNoGarbage(t *testing.T) {
 	must(err)
 	must(os.WriteFile(filepath.Join(folder, "data", "file"), []byte("x"), 0o600))
 	move := order.Generation{Incarnation: 1, Sequence: 5}
-	root, err := m.OpenSource(move, "db", "default", "data", true)
+	root, err := m.OpenSource(move, order.Generation{}, "db", "default", "data", true)
 	must(err)
 	must(root.Close())
 	must(m.Release(t.Context(), "db", volume.Retention{Keep: true}))
@@ -68,7 +68,7 @@ func TestACopyThatWasTakenBackIsNoGarbage(t *testing.T) {
 	if v.Aside = (order.Generation{}); !isOld(&v, time.Now().Add(2*time.Hour), time.Hour) {
 		t.Fatalf("the volume is %+v, want garbage if it was not set aside", v)
 	}
-	must(m.KeepCopy(move, "db", "default", "data", true))
+	must(m.KeepCopy(move, order.Generation{}, "db", "default", "data", true))
 	if v := m.List()[0].Volume; isOld(&v, time.Now().Add(1000*time.Hour), time.Hour) {
 		t.Errorf("the copy that was taken back is garbage: %+v", v)
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -83,6 +84,39 @@ func TestASourceSendsFewVolumes(t *testing.T) {
 	}
 	if len(m.serves.last) != 0 {
 		t.Error("a copy that has ended keeps its place")
+	}
+}
+
+// TestTheAddressOfTheSourceMayChange: the agent of the source gets another address during the copy.
+func TestTheAddressOfTheSourceMayChange(t *testing.T) {
+	storage := newStorage(t)
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var dialled []string
+		m := New(Config{Node: "b", Storage: storage, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Dial: func(endpoint, _ string) (*grpc.ClientConn, error) {
+			dialled = append(dialled, endpoint)
+			return nil, errors.New("no connection")
+		}})
+		go m.Run(ctx)
+		for _, endpoint := range []string{"a:1", "a:2"} {
+			m.Heard(&controlv1.VolumeMoves{Moves: []*controlv1.VolumeMove{{Id: &controlv1.Generation{Incarnation: 1, Sequence: 7}, WorkloadId: "db", Volumes: []string{"data"}, From: "a", To: "b", Phase: copying, Endpoint: endpoint}}})
+			time.Sleep(2 * lastWait)
+			synctest.Wait()
+			if n := len(dialled); n == 0 || dialled[n-1] != endpoint {
+				t.Errorf("the agent called %v, want that %s was the last", dialled, endpoint)
+			}
+		}
+		cancel()
+	})
+}
+
+// TestTheSourceIsTheCopyOfTheMove: the mover passes on which copy of each volume is the source.
+func TestTheSourceIsTheCopyOfTheMove(t *testing.T) {
+	v := &controlv1.VolumeMove{Volumes: []string{"a", "b", "c"}, Copies: []*controlv1.Generation{{}, {Incarnation: 1, Sequence: 3}}}
+	for name, want := range map[string]uint64{"a": 0, "b": 3, "c": 0, "d": 0} {
+		if got := wasOf(v, name); got.Sequence != want {
+			t.Errorf("the copy of %s is %s, want sequence %d", name, got, want)
+		}
 	}
 }
 

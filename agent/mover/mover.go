@@ -319,7 +319,7 @@ func (m *Mover) until(t *task, state string, step func(ctx context.Context, name
 
 // keep checks that this node has its copy of a volume that moved away. With back, it takes the copy back into use first.
 func (m *Mover) keep(t *task, name string, back bool) error {
-	return m.cfg.Storage.KeepCopy(t.id, t.move.GetWorkloadId(), namespaceOf(t.move), name, back)
+	return m.cfg.Storage.KeepCopy(t.id, wasOf(t.move, name), t.move.GetWorkloadId(), namespaceOf(t.move), name, back)
 }
 
 // copy copies the volumes of a move to this node, in passes, until one pass is complete. With last, the workload is
@@ -394,9 +394,21 @@ func (m *Mover) complete(t *task) bool {
 	return true
 }
 
+// endpoint returns the address of the agent of From, which may change during a move.
+func (m *Mover) endpoint(t *task) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, v := range m.heard {
+		if v.GetWorkloadId() == t.move.GetWorkloadId() && order.GenerationOf(v.GetId()) == t.id {
+			return v.GetEndpoint()
+		}
+	}
+	return t.move.GetEndpoint()
+}
+
 // pass makes one pass over all volumes of a move. It returns the number of files that changed meanwhile.
 func (m *Mover) pass(ctx context.Context, t *task, last bool) (changed int, err error) {
-	conn, err := m.cfg.Dial(t.move.GetEndpoint(), t.move.GetFrom())
+	conn, err := m.cfg.Dial(m.endpoint(t), t.move.GetFrom())
 	if err != nil {
 		return 0, err
 	}
@@ -462,7 +474,7 @@ func (m *Mover) Serve(stream agentv1.AgentService_ReadVolumeServer, caller strin
 	}
 	defer func() { <-m.serves.of(open.GetFinal()) }()
 	id := order.GenerationOf(open.GetMove())
-	root, err := m.cfg.Storage.OpenSource(id, v.GetWorkloadId(), namespaceOf(v), open.GetVolume(), open.GetFinal())
+	root, err := m.cfg.Storage.OpenSource(id, wasOf(v, open.GetVolume()), v.GetWorkloadId(), namespaceOf(v), open.GetVolume(), open.GetFinal())
 	if err != nil {
 		return status.Error(codes.FailedPrecondition, clip(err.Error()))
 	}
@@ -547,6 +559,14 @@ func explain(err error) string {
 		return s.Message()
 	}
 	return err.Error()
+}
+
+// wasOf returns the id of the copy of a volume from which a move began.
+func wasOf(v *controlv1.VolumeMove, name string) order.Generation {
+	if i := slices.Index(v.GetVolumes(), name); i >= 0 && i < len(v.GetCopies()) {
+		return order.GenerationOf(v.GetCopies()[i])
+	}
+	return order.Generation{}
 }
 
 func namespaceOf(v *controlv1.VolumeMove) string { return cmp.Or(v.GetNamespace(), "default") }

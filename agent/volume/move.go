@@ -67,7 +67,8 @@ func copyInUse(v Volume, copy, undone order.Generation) (copies, error) {
 		next.copy, next.incoming, next.complete = copy, order.Generation{}, false
 	case copy != v.Copy:
 		return next, broken("volume %q: the copy in use was made by move %s, and this node has another copy (%s)", v.Name, copy, v.Copy)
-	case undone.Less(v.Aside):
+	case !v.Aside.IsZero() && undone != v.Aside:
+		// Also if a later move was undone: the copy that was set aside need not be the source of that move.
 		return next, broken("volume %q: this node set its copy aside for move %s, so the copy in use is on another node", v.Name, v.Aside)
 	case !v.Aside.IsZero():
 		next.aside = order.Generation{}
@@ -140,20 +141,17 @@ func isEmpty(folder string) (bool, error) {
 	return false, nil
 }
 
-// KeepCopy returns an error unless this node, from which a volume moved, has its copy. With back, the move was undone: a copy
-// that was set aside for this move or an earlier one is taken back into use first.
-func (m *Manager) KeepCopy(move order.Generation, workload, namespace, name string, back bool) error {
+// KeepCopy returns an error unless this node, from which a volume moved, has the copy was, which was in use when the move
+// began. With back, the move was undone: a copy that was set aside for this move is taken back into use first.
+func (m *Manager) KeepCopy(move, was order.Generation, workload, namespace, name string, back bool) error {
 	id := m.knownAs(workload, namespace, Local, name)
 	unlock := m.lock(id)
 	defer unlock()
 	v, ok := m.get(id)
-	if !ok || v.Phase == Moving || !v.Made() {
-		return broken("volume %q does not exist on this node", name)
+	if err := m.source(&v, ok, move, was, workload, namespace, name); err != nil {
+		return err
 	}
 	if back && !v.Aside.IsZero() {
-		if move.Less(v.Aside) {
-			return broken("volume %q: this node set its copy aside for move %s, which is newer than move %s", name, v.Aside, move)
-		}
 		if err := takeBack(&v); err != nil {
 			return err
 		}
@@ -170,6 +168,34 @@ func (m *Manager) KeepCopy(move order.Generation, workload, namespace, name stri
 	return present(&v, v.StagePath)
 }
 
+// source checks that a volume of this node is the copy was, from which a move of the workload's volumes began. A complete copy
+// that came by the move was, and that the workload has never used, is taken into use first. A copy that was set aside for
+// another move is not the source, because nobody knows which copy the workload used since. The caller holds the lock of
+// the volume.
+func (m *Manager) source(v *Volume, ok bool, move, was order.Generation, workload, namespace, name string) error {
+	if !ok || !v.Made() {
+		return broken("volume %q does not exist on this node", name)
+	}
+	if !m.admits(*v, workload, namespace) {
+		return invalid("volume %q of this node belongs to namespace %q, and workload %q is in namespace %q", name, v.In(), workload, namespace)
+	}
+	if v.Phase == Moving && v.Incoming == was {
+		v.Copy, v.Incoming, v.Complete, v.Phase = v.Incoming, order.Generation{}, false, Provisioned
+		if err := m.put(v); err != nil {
+			return err
+		}
+	}
+	switch {
+	case v.Phase == Moving:
+		return broken("volume %q: move %s is from copy %s, and this node has a copy of move %s that was never used", name, move, was, v.Incoming)
+	case v.Copy != was:
+		return broken("volume %q: move %s is from copy %s, and this node has copy %s", name, move, was, v.Copy)
+	case !v.Aside.IsZero() && v.Aside != move:
+		return broken("volume %q: this node set its copy aside for move %s, and not for move %s", name, v.Aside, move)
+	}
+	return nil
+}
+
 func renamed(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err
@@ -177,30 +203,24 @@ func renamed(from, to string) error {
 	return driver.Synced(filepath.Dir(to))
 }
 
-// OpenSource opens this node's copy of a volume for a move. With final the copy is set aside first: the record is on disk
+// OpenSource opens this node's copy of a volume for a move, which must be the copy was. With final the copy is set aside first: the record is on disk
 // and the folder has its other name before OpenSource returns. Only workload may use the volume, and the caller has made
 // sure that it is stopped.
-func (m *Manager) OpenSource(move order.Generation, workload, namespace, name string, final bool) (*os.Root, error) {
+func (m *Manager) OpenSource(move, was order.Generation, workload, namespace, name string, final bool) (*os.Root, error) {
 	id := m.knownAs(workload, namespace, Local, name)
 	unlock := m.lock(id)
 	defer unlock()
 	v, ok := m.get(id)
-	if ok && v.Phase == Moving && v.Complete && v.Incoming.Less(move) {
-		// The workload never ran here, and the volume moves on: the copy that came last is the copy in use.
-		v.Copy, v.Incoming, v.Complete, v.Phase = v.Incoming, order.Generation{}, false, Provisioned
-		if err := m.put(&v); err != nil {
-			return nil, err
-		}
+	if err := m.source(&v, ok, move, was, workload, namespace, name); err != nil {
+		return nil, err
 	}
 	switch {
-	case !ok || !v.Made() || v.Phase == Moving:
-		return nil, broken("volume %q does not exist on this node", name)
 	case v.Form != Folder:
 		return nil, invalid("volume %q is %s, and only volumes that are folders can move", name, v.Form)
 	case !v.Undone.Less(move):
 		return nil, broken("volume %q: move %s was undone", name, move)
-	case !v.Copy.Less(move), !v.Aside.IsZero() && v.Aside != move:
-		return nil, broken("volume %q: this node's copy was made by move %s or set aside for move %s, so move %s is not the newest", name, v.Copy, v.Aside, move)
+	case !v.Copy.Less(move):
+		return nil, broken("volume %q: this node's copy was made by move %s, so move %s is not the newest", name, v.Copy, move)
 	}
 	for _, u := range m.users(id) {
 		if u.WorkloadID != workload {
@@ -282,6 +302,9 @@ func (m *Manager) DropCopy(ctx context.Context, move order.Generation, workload,
 	unlock := m.lock(id)
 	defer unlock()
 	v, ok := m.get(id)
+	if ok && !m.admits(v, workload, namespace) {
+		return invalid("volume %q of this node belongs to namespace %q, and workload %q is in namespace %q", name, v.In(), workload, namespace)
+	}
 	if !aside && ok {
 		if err := m.retire(&v, move); err != nil {
 			return err

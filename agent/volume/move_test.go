@@ -27,7 +27,7 @@ func TestCopyInUse(t *testing.T) {
 		{"an order for a copy that another node has", Volume{}, one, zero, "another copy", copies{}},
 		{"a copy that was set aside", Volume{Aside: one}, zero, zero, "set its copy aside", copies{}},
 		{"a copy that was set aside for a move that was undone", Volume{Aside: one}, zero, one, "", copies{undone: one}},
-		{"a copy that was set aside for a move, and a later move was undone", Volume{Aside: one}, zero, two, "", copies{undone: two}},
+		{"a copy that was set aside for a move, and a later move was undone", Volume{Aside: one}, zero, two, "set its copy aside", copies{}},
 		{"a copy that was set aside again after a move was undone", Volume{Aside: two, Undone: one}, zero, one, "set its copy aside", copies{}},
 		{"an undone move before the copy was set aside", Volume{Copy: one}, one, two, "", copies{copy: one, undone: two}},
 		{"an order from before a later undone move", Volume{Undone: two}, zero, one, "", copies{undone: two}},
@@ -59,7 +59,7 @@ func TestSourceIsSetAside(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(plain, "file"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	root, err := b.m.OpenSource(move, "db", "default", "data", true)
+	root, err := b.m.OpenSource(move, order.Generation{}, "db", "default", "data", true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestSourceIsSetAside(t *testing.T) {
 	if _, err := b.as("db", "", folder("data")); err == nil {
 		t.Error("an order without an undone move got the copy that was set aside")
 	}
-	if _, err := b.m.OpenSource(order.Generation{Incarnation: 1, Sequence: 4}, "db", "default", "data", true); err == nil {
+	if _, err := b.m.OpenSource(order.Generation{Incarnation: 1, Sequence: 4}, order.Generation{}, "db", "default", "data", true); err == nil {
 		t.Error("an older move got the copy that was set aside")
 	}
 	b.m.SetMoves(map[order.Generation]bool{move: true})
@@ -189,39 +189,42 @@ func TestAnUndoneMoveIsTakenBack(t *testing.T) {
 	}
 	source := func(move order.Generation) {
 		t.Helper()
-		root, err := b.m.OpenSource(move, "db", "default", "data", true)
+		root, err := b.m.OpenSource(move, order.Generation{}, "db", "default", "data", true)
 		must(err)
 		must(root.Close())
 	}
 	must(os.WriteFile(filepath.Join(plain, "file"), []byte("x"), 0o600))
 	source(first)
-	must(b.m.KeepCopy(first, "db", "default", "data", false))
+	must(b.m.KeepCopy(first, order.Generation{}, "db", "default", "data", false))
 	must(os.Rename(aside, aside+".unmounted"))
 	for _, back := range []bool{false, true} {
-		if err := b.m.KeepCopy(first, "db", "default", "data", back); err == nil {
+		if err := b.m.KeepCopy(first, order.Generation{}, "db", "default", "data", back); err == nil {
 			t.Errorf("a copy whose folder is missing is reported (taken back: %t)", back)
 		}
 	}
 	must(os.Mkdir(plain, 0o755)) // by the engine
-	if err := b.m.KeepCopy(first, "db", "default", "data", true); err == nil {
+	if err := b.m.KeepCopy(first, order.Generation{}, "db", "default", "data", true); err == nil {
 		t.Error("an empty folder was taken back in the place of the copy")
 	}
 	must(os.Rename(aside+".unmounted", aside))
 	must(b.m.Release(t.Context(), "db", Retention{Keep: true}))
-	must(b.m.KeepCopy(first, "db", "default", "data", true))
+	must(b.m.KeepCopy(first, order.Generation{}, "db", "default", "data", true))
 	b.restart()
 	if v, _ := b.m.get("local:data"); v.Phase != Retained || !v.ReleasedAt.IsZero() {
 		t.Errorf("the copy that was taken back is %s since %v, want Retained and no time", v.Phase, v.ReleasedAt)
 	}
 	source(second)
-	if err := b.m.KeepCopy(first, "db", "default", "data", true); err == nil {
+	if err := b.m.KeepCopy(first, order.Generation{}, "db", "default", "data", true); err == nil {
 		t.Error("the end of an older move took back a copy that was set aside for a newer move")
 	}
 	if _, err := b.as("db", "", ordered(order.Generation{}, first)); err == nil {
 		t.Error("an order from before the second move got the copy")
 	}
-	must(b.m.KeepCopy(third, "db", "default", "data", true))
-	if _, err := b.as("db", "", ordered(order.Generation{}, third)); err != nil {
+	if err := b.m.KeepCopy(third, order.Generation{}, "db", "default", "data", true); err == nil {
+		t.Error("the end of a later move took back a copy that was set aside for another move")
+	}
+	must(b.m.KeepCopy(second, order.Generation{}, "db", "default", "data", true))
+	if _, err := b.as("db", "", ordered(order.Generation{}, second)); err != nil {
 		t.Errorf("after the undone moves the workload does not get its copy: %v", err)
 	}
 }
@@ -261,7 +264,7 @@ func TestACopyIsNotForgotten(t *testing.T) {
 	if _, err := b.as("db", "", folder("data")); err != nil {
 		t.Fatal(err)
 	}
-	root, err := b.m.OpenSource(move, "db", "default", "data", true)
+	root, err := b.m.OpenSource(move, order.Generation{}, "db", "default", "data", true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,5 +282,109 @@ func TestACopyIsNotForgotten(t *testing.T) {
 	}
 	if err := b.m.DropCopy(t.Context(), move, "db", "default", "data", true); err == nil {
 		t.Error("a copy whose folder is missing is reported as deleted")
+	}
+}
+
+// TestAnOldCopyIsNoSource: a node has a complete copy of a move that was undone while the node was away, so the other node has
+// newer data. The other node is given up, and the volume moves on from this node: its old copy is not served and not taken
+// into use.
+func TestAnOldCopyIsNoSource(t *testing.T) {
+	first, second := order.Generation{Incarnation: 1, Sequence: 5}, order.Generation{Incarnation: 1, Sequence: 6}
+	b := newBench(t, Machine{})
+	b.incoming(first, false)
+	for _, final := range []bool{false, true} {
+		if root, err := b.m.OpenSource(second, order.Generation{}, "db", "default", "data", final); err == nil {
+			root.Close()
+			t.Errorf("the old copy was served (last copy: %t)", final)
+		}
+	}
+	if err := b.m.KeepCopy(second, order.Generation{}, "db", "default", "data", true); err == nil {
+		t.Error("the old copy is reported as the copy in use")
+	}
+	if v, _ := b.m.get("local:data"); v.Phase != Moving || v.Incoming != first {
+		t.Errorf("the old copy was taken into use: %+v", v)
+	}
+	// If the first move was placed, and the workload never started here, its copy is the copy in use.
+	if err := b.m.KeepCopy(second, first, "db", "default", "data", true); err != nil {
+		t.Errorf("the copy in use is not reported: %v", err)
+	}
+	root, err := b.m.OpenSource(order.Generation{Incarnation: 1, Sequence: 7}, first, "db", "default", "data", true)
+	if err != nil {
+		t.Fatalf("the copy in use is not served: %v", err)
+	}
+	root.Close()
+}
+
+// TestALaterUndoneMoveTakesBackNoOldCopy: the first move is done, but this node was away and keeps the copy that it set aside.
+// The other node is given up, and a move from this node begins and is undone. The old copy stays aside.
+func TestALaterUndoneMoveTakesBackNoOldCopy(t *testing.T) {
+	first, second := order.Generation{Incarnation: 1, Sequence: 5}, order.Generation{Incarnation: 1, Sequence: 6}
+	b := newBench(t, Machine{})
+	if _, err := b.as("db", "", folder("data")); err != nil {
+		t.Fatal(err)
+	}
+	root, err := b.m.OpenSource(first, order.Generation{}, "db", "default", "data", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root.Close()
+	if root, err := b.m.OpenSource(second, order.Generation{}, "db", "default", "data", true); err == nil {
+		root.Close()
+		t.Error("the old copy was served")
+	}
+	if err := b.m.KeepCopy(second, order.Generation{}, "db", "default", "data", true); err == nil {
+		t.Error("the end of the second move took the old copy back")
+	}
+	if _, err := b.as("db", "", ordered(order.Generation{}, second)); err == nil {
+		t.Error("an order after the second move got the old copy")
+	}
+}
+
+// TestAMoveTakesNoVolumeOfAnotherNamespace: a volume that was made before ids contained the namespace has the id of another
+// namespace's volume.
+func TestAMoveTakesNoVolumeOfAnotherNamespace(t *testing.T) {
+	move := order.Generation{Incarnation: 1, Sequence: 5}
+	b := newBench(t, Machine{})
+	if _, err := b.as("db", "", folder("data")); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.m.Release(t.Context(), "db", Retention{Keep: true}); err != nil {
+		t.Fatal(err)
+	}
+	v, _ := b.m.get("local:data")
+	for _, namespace := range []string{"shop", ""} {
+		if v.Namespace, v.Owner = namespace, ""; namespace == "" {
+			namespace = defaultNamespace
+		}
+		if err := b.m.put(&v); err != nil {
+			t.Fatal(err)
+		}
+		ours := namespace == defaultNamespace
+		if err := b.m.KeepCopy(move, order.Generation{}, "db", "default", "data", false); (err == nil) != ours {
+			t.Errorf("namespace %s: the copy is reported with the error %v", namespace, err)
+		}
+		root, err := b.m.OpenSource(move, order.Generation{}, "db", "default", "data", true)
+		if (err == nil) != ours {
+			t.Errorf("namespace %s: the volume is opened with the error %v", namespace, err)
+		}
+		if err == nil {
+			root.Close()
+		}
+		now, _ := b.m.get("local:data")
+		if now.Aside.IsZero() == ours {
+			t.Errorf("namespace %s: the volume is set aside for %s", namespace, now.Aside)
+		}
+		if !ours { // as if another workload had set it aside
+			now.Aside = move
+			if err := b.m.put(&now); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := b.m.DropCopy(t.Context(), move, "db", "default", "data", true); (err == nil) != ours {
+			t.Errorf("namespace %s: the copy is deleted with the error %v", namespace, err)
+		}
+		if _, ok := b.m.get("local:data"); ok == ours {
+			t.Errorf("namespace %s: the volume exists: %t", namespace, ok)
+		}
 	}
 }

@@ -5204,7 +5204,10 @@ type MoveRecord struct {
 	// Resources that are reserved on the node to.
 	Demand *Demand `protobuf:"bytes,14,opt,name=demand,proto3" json:"demand,omitempty"`
 	// Since when the workload has run healthy on the node to, in phase placed, Unix nanoseconds; 0 = it does not.
-	RunsSince     int64 `protobuf:"varint,15,opt,name=runs_since,json=runsSince,proto3" json:"runs_since,omitempty"`
+	RunsSince int64 `protobuf:"varint,15,opt,name=runs_since,json=runsSince,proto3" json:"runs_since,omitempty"`
+	// Ids of the copies that were in use when the move began, in the order of the volumes; an empty id means that
+	// the volume had never moved.
+	Copies        []*Generation `protobuf:"bytes,16,rep,name=copies,proto3" json:"copies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5342,6 +5345,13 @@ func (x *MoveRecord) GetRunsSince() int64 {
 		return x.RunsSince
 	}
 	return 0
+}
+
+func (x *MoveRecord) GetCopies() []*Generation {
+	if x != nil {
+		return x.Copies
+	}
+	return nil
 }
 
 // VolumeRecord is a volume as the state stores it.
@@ -16428,7 +16438,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\bworkload\x18\x01 \x01(\tR\bworkload\x121\n" +
 	"\x04move\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\x04move\x12\x14\n" +
 	"\x05phase\x18\x03 \x01(\tR\x05phase\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xc5\x03\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xfc\x03\n" +
 	"\n" +
 	"MoveRecord\x12-\n" +
 	"\x02id\x18\x01 \x01(\v2\x1d.persys.command.v1.GenerationR\x02id\x12\x1a\n" +
@@ -16449,7 +16459,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x06resume\x18\r \x01(\bR\x06resume\x121\n" +
 	"\x06demand\x18\x0e \x01(\v2\x19.persys.command.v1.DemandR\x06demand\x12\x1d\n" +
 	"\n" +
-	"runs_since\x18\x0f \x01(\x03R\trunsSince\"\x99\x04\n" +
+	"runs_since\x18\x0f \x01(\x03R\trunsSince\x125\n" +
+	"\x06copies\x18\x10 \x03(\v2\x1d.persys.command.v1.GenerationR\x06copies\"\x99\x04\n" +
 	"\fVolumeRecord\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x16\n" +
@@ -17718,139 +17729,140 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	2,   // 118: persys.command.v1.MoveStep.move:type_name -> persys.command.v1.Generation
 	2,   // 119: persys.command.v1.MoveRecord.id:type_name -> persys.command.v1.Generation
 	9,   // 120: persys.command.v1.MoveRecord.demand:type_name -> persys.command.v1.Demand
-	2,   // 121: persys.command.v1.VolumeRecord.copy:type_name -> persys.command.v1.Generation
-	2,   // 122: persys.command.v1.VolumeRecord.undone:type_name -> persys.command.v1.Generation
-	2,   // 123: persys.command.v1.VolumeRecord.former:type_name -> persys.command.v1.Generation
-	37,  // 124: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	54,  // 125: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
-	52,  // 126: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
-	37,  // 127: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
-	2,   // 128: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
-	37,  // 129: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
-	61,  // 130: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,   // 131: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,   // 132: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	63,  // 133: persys.command.v1.RegisterNode.networking:type_name -> persys.command.v1.NodeNetworking
-	11,  // 134: persys.command.v1.RegisterNode.devices:type_name -> persys.command.v1.DeviceCount
-	67,  // 135: persys.command.v1.ReleaseSlices.slices:type_name -> persys.command.v1.IdleSlice
-	71,  // 136: persys.command.v1.NetworkRecord.slices:type_name -> persys.command.v1.SliceRecord
-	70,  // 137: persys.command.v1.NetworkRecord.services:type_name -> persys.command.v1.ServiceAddressRecord
-	74,  // 138: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
-	76,  // 139: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
-	7,   // 140: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
-	80,  // 141: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,   // 142: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	82,  // 143: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,   // 144: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	84,  // 145: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	87,  // 146: persys.command.v1.MoveWorkloads.moves:type_name -> persys.command.v1.WorkloadMove
-	2,   // 147: persys.command.v1.WorkloadMove.if_generation:type_name -> persys.command.v1.Generation
-	88,  // 148: persys.command.v1.WorkloadMove.from_reserved:type_name -> persys.command.v1.ReservedAmounts
-	88,  // 149: persys.command.v1.WorkloadMove.to_reserved:type_name -> persys.command.v1.ReservedAmounts
-	2,   // 150: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	89,  // 151: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,   // 152: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	91,  // 153: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,   // 154: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	94,  // 155: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	27,  // 156: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
-	95,  // 157: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	99,  // 158: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
-	102, // 159: persys.command.v1.SetRebalancePolicy.policy:type_name -> persys.command.v1.RebalancePolicy
-	111, // 160: persys.command.v1.Reseal.values:type_name -> persys.command.v1.ResealedValue
-	5,   // 161: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
-	121, // 162: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
-	5,   // 163: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
-	2,   // 164: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
-	128, // 165: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
-	130, // 166: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
-	2,   // 167: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
-	2,   // 168: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
-	132, // 169: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
-	132, // 170: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
-	133, // 171: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
-	134, // 172: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
-	37,  // 173: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
-	52,  // 174: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
-	138, // 175: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
-	5,   // 176: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
-	142, // 177: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
-	141, // 178: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
-	5,   // 179: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
-	164, // 180: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	165, // 181: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	168, // 182: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	169, // 183: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	171, // 184: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	174, // 185: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	98,  // 186: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	113, // 187: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	161, // 188: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	117, // 189: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	162, // 190: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	170, // 191: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
-	159, // 192: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
-	132, // 193: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
-	160, // 194: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
-	157, // 195: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
-	155, // 196: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
-	152, // 197: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
-	52,  // 198: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
-	153, // 199: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
-	154, // 200: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
-	149, // 201: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
-	150, // 202: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
-	151, // 203: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
-	68,  // 204: persys.command.v1.SnapshotRecord.network:type_name -> persys.command.v1.NetworkRecord
-	42,  // 205: persys.command.v1.SnapshotRecord.object:type_name -> persys.command.v1.ObjectRecord
-	51,  // 206: persys.command.v1.SnapshotRecord.volume:type_name -> persys.command.v1.VolumeRecord
-	148, // 207: persys.command.v1.SnapshotRecord.console:type_name -> persys.command.v1.ConsoleRecord
-	50,  // 208: persys.command.v1.SnapshotRecord.move:type_name -> persys.command.v1.MoveRecord
-	124, // 209: persys.command.v1.ConsoleRecord.link:type_name -> persys.command.v1.LinkConsole
-	119, // 210: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
-	121, // 211: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
-	122, // 212: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
-	141, // 213: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
-	5,   // 214: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
-	174, // 215: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
-	2,   // 216: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
-	54,  // 217: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
-	156, // 218: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
-	37,  // 219: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
-	37,  // 220: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
-	158, // 221: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
-	139, // 222: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
-	115, // 223: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	118, // 224: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	102, // 225: persys.command.v1.MetaRecord.rebalance:type_name -> persys.command.v1.RebalancePolicy
-	37,  // 226: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,   // 227: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	95,  // 228: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	8,   // 229: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
-	2,   // 230: persys.command.v1.WorkloadRecord.same_since:type_name -> persys.command.v1.Generation
-	130, // 231: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	34,  // 232: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
-	166, // 233: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
-	32,  // 234: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
-	21,  // 235: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
-	22,  // 236: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
-	167, // 237: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
-	62,  // 238: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	74,  // 239: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
-	76,  // 240: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
-	2,   // 241: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 242: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,   // 243: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 244: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
-	172, // 245: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	173, // 246: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,   // 247: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,   // 248: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	249, // [249:249] is the sub-list for method output_type
-	249, // [249:249] is the sub-list for method input_type
-	249, // [249:249] is the sub-list for extension type_name
-	249, // [249:249] is the sub-list for extension extendee
-	0,   // [0:249] is the sub-list for field type_name
+	2,   // 121: persys.command.v1.MoveRecord.copies:type_name -> persys.command.v1.Generation
+	2,   // 122: persys.command.v1.VolumeRecord.copy:type_name -> persys.command.v1.Generation
+	2,   // 123: persys.command.v1.VolumeRecord.undone:type_name -> persys.command.v1.Generation
+	2,   // 124: persys.command.v1.VolumeRecord.former:type_name -> persys.command.v1.Generation
+	37,  // 125: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	54,  // 126: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
+	52,  // 127: persys.command.v1.PutWorkloads.bundles:type_name -> persys.command.v1.Bundle
+	37,  // 128: persys.command.v1.PutWorkloads.surge:type_name -> persys.command.v1.WorkloadPut
+	2,   // 129: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
+	37,  // 130: persys.command.v1.ScaleGroup.members:type_name -> persys.command.v1.WorkloadPut
+	61,  // 131: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,   // 132: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,   // 133: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	63,  // 134: persys.command.v1.RegisterNode.networking:type_name -> persys.command.v1.NodeNetworking
+	11,  // 135: persys.command.v1.RegisterNode.devices:type_name -> persys.command.v1.DeviceCount
+	67,  // 136: persys.command.v1.ReleaseSlices.slices:type_name -> persys.command.v1.IdleSlice
+	71,  // 137: persys.command.v1.NetworkRecord.slices:type_name -> persys.command.v1.SliceRecord
+	70,  // 138: persys.command.v1.NetworkRecord.services:type_name -> persys.command.v1.ServiceAddressRecord
+	74,  // 139: persys.command.v1.LabelNode.labels:type_name -> persys.command.v1.NodeLabel
+	76,  // 140: persys.command.v1.TaintNode.taints:type_name -> persys.command.v1.NodeTaint
+	7,   // 141: persys.command.v1.NodeTaint.taint:type_name -> persys.command.v1.Taint
+	80,  // 142: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,   // 143: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	82,  // 144: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,   // 145: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	84,  // 146: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	87,  // 147: persys.command.v1.MoveWorkloads.moves:type_name -> persys.command.v1.WorkloadMove
+	2,   // 148: persys.command.v1.WorkloadMove.if_generation:type_name -> persys.command.v1.Generation
+	88,  // 149: persys.command.v1.WorkloadMove.from_reserved:type_name -> persys.command.v1.ReservedAmounts
+	88,  // 150: persys.command.v1.WorkloadMove.to_reserved:type_name -> persys.command.v1.ReservedAmounts
+	2,   // 151: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	89,  // 152: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,   // 153: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	91,  // 154: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,   // 155: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	94,  // 156: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	27,  // 157: persys.command.v1.WorkloadReport.exit:type_name -> persys.command.v1.Exit
+	95,  // 158: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	99,  // 159: persys.command.v1.PutReplica.repair:type_name -> persys.command.v1.ReplicaRepair
+	102, // 160: persys.command.v1.SetRebalancePolicy.policy:type_name -> persys.command.v1.RebalancePolicy
+	111, // 161: persys.command.v1.Reseal.values:type_name -> persys.command.v1.ResealedValue
+	5,   // 162: persys.command.v1.PutAccount.claims:type_name -> persys.command.v1.Label
+	121, // 163: persys.command.v1.PutAccount.binding:type_name -> persys.command.v1.BindRole
+	5,   // 164: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	2,   // 165: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
+	128, // 166: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
+	130, // 167: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
+	2,   // 168: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
+	2,   // 169: persys.command.v1.DriftAdoption.if_generation:type_name -> persys.command.v1.Generation
+	132, // 170: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
+	132, // 171: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
+	133, // 172: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
+	134, // 173: persys.command.v1.SetDrifts.adoptions:type_name -> persys.command.v1.DriftAdoption
+	37,  // 174: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
+	52,  // 175: persys.command.v1.AdoptDrift.bundle:type_name -> persys.command.v1.Bundle
+	138, // 176: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
+	5,   // 177: persys.command.v1.PutNamespace.node_labels:type_name -> persys.command.v1.Label
+	142, // 178: persys.command.v1.Policy.host_paths:type_name -> persys.command.v1.PolicyHostPath
+	141, // 179: persys.command.v1.PutPolicy.policy:type_name -> persys.command.v1.Policy
+	5,   // 180: persys.command.v1.BindPolicy.node_label:type_name -> persys.command.v1.Label
+	164, // 181: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	165, // 182: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	168, // 183: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	169, // 184: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	171, // 185: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	174, // 186: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	98,  // 187: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	113, // 188: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	161, // 189: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	117, // 190: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	162, // 191: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	170, // 192: persys.command.v1.SnapshotRecord.tombstone:type_name -> persys.command.v1.TombstoneRecord
+	159, // 193: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	132, // 194: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
+	160, // 195: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
+	157, // 196: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
+	155, // 197: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
+	152, // 198: persys.command.v1.SnapshotRecord.policy:type_name -> persys.command.v1.PolicyRecord
+	52,  // 199: persys.command.v1.SnapshotRecord.bundle:type_name -> persys.command.v1.Bundle
+	153, // 200: persys.command.v1.SnapshotRecord.audit_log:type_name -> persys.command.v1.AuditLogRecord
+	154, // 201: persys.command.v1.SnapshotRecord.audit_entry:type_name -> persys.command.v1.AuditEntryRecord
+	149, // 202: persys.command.v1.SnapshotRecord.role:type_name -> persys.command.v1.RoleRecord
+	150, // 203: persys.command.v1.SnapshotRecord.role_binding:type_name -> persys.command.v1.BindingRecord
+	151, // 204: persys.command.v1.SnapshotRecord.account:type_name -> persys.command.v1.AccountRecord
+	68,  // 205: persys.command.v1.SnapshotRecord.network:type_name -> persys.command.v1.NetworkRecord
+	42,  // 206: persys.command.v1.SnapshotRecord.object:type_name -> persys.command.v1.ObjectRecord
+	51,  // 207: persys.command.v1.SnapshotRecord.volume:type_name -> persys.command.v1.VolumeRecord
+	148, // 208: persys.command.v1.SnapshotRecord.console:type_name -> persys.command.v1.ConsoleRecord
+	50,  // 209: persys.command.v1.SnapshotRecord.move:type_name -> persys.command.v1.MoveRecord
+	124, // 210: persys.command.v1.ConsoleRecord.link:type_name -> persys.command.v1.LinkConsole
+	119, // 211: persys.command.v1.RoleRecord.put:type_name -> persys.command.v1.PutRole
+	121, // 212: persys.command.v1.BindingRecord.put:type_name -> persys.command.v1.BindRole
+	122, // 213: persys.command.v1.AccountRecord.put:type_name -> persys.command.v1.PutAccount
+	141, // 214: persys.command.v1.PolicyRecord.policy:type_name -> persys.command.v1.Policy
+	5,   // 215: persys.command.v1.PolicyRecord.node_labels:type_name -> persys.command.v1.Label
+	174, // 216: persys.command.v1.AuditEntryRecord.event:type_name -> persys.command.v1.EventRecord
+	2,   // 217: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
+	54,  // 218: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
+	156, // 219: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
+	37,  // 220: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
+	37,  // 221: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
+	158, // 222: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
+	139, // 223: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
+	115, // 224: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	118, // 225: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	102, // 226: persys.command.v1.MetaRecord.rebalance:type_name -> persys.command.v1.RebalancePolicy
+	37,  // 227: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,   // 228: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	95,  // 229: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	8,   // 230: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
+	2,   // 231: persys.command.v1.WorkloadRecord.same_since:type_name -> persys.command.v1.Generation
+	130, // 232: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	34,  // 233: persys.command.v1.WorkloadRecord.data:type_name -> persys.command.v1.LocalData
+	166, // 234: persys.command.v1.WorkloadRecord.moved:type_name -> persys.command.v1.Moved
+	32,  // 235: persys.command.v1.WorkloadRecord.job_result:type_name -> persys.command.v1.JobResult
+	21,  // 236: persys.command.v1.WorkloadRecord.run:type_name -> persys.command.v1.Run
+	22,  // 237: persys.command.v1.WorkloadRecord.template_state:type_name -> persys.command.v1.TemplateState
+	167, // 238: persys.command.v1.WorkloadRecord.failed_on:type_name -> persys.command.v1.NodeFailure
+	62,  // 239: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	74,  // 240: persys.command.v1.NodeRecord.labels:type_name -> persys.command.v1.NodeLabel
+	76,  // 241: persys.command.v1.NodeRecord.taints:type_name -> persys.command.v1.NodeTaint
+	2,   // 242: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 243: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,   // 244: persys.command.v1.TombstoneRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 245: persys.command.v1.TombstoneRecord.claims:type_name -> persys.command.v1.Demand
+	172, // 246: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	173, // 247: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,   // 248: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,   // 249: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	250, // [250:250] is the sub-list for method output_type
+	250, // [250:250] is the sub-list for method input_type
+	250, // [250:250] is the sub-list for extension type_name
+	250, // [250:250] is the sub-list for extension extendee
+	0,   // [0:250] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }

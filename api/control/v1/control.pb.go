@@ -2036,8 +2036,11 @@ type VolumeMove struct {
 	// copying, stopping, final, placed, kept, done, undone or dropping.
 	Phase          string `protobuf:"bytes,9,opt,name=phase,proto3" json:"phase,omitempty"`
 	BytesPerSecond int64  `protobuf:"varint,10,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Ids of the copies that were in use when the move began, in the order of the volumes; an empty id means that
+	// the volume had never moved. Only these copies are the sources of the move.
+	Copies        []*Generation `protobuf:"bytes,11,rep,name=copies,proto3" json:"copies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VolumeMove) Reset() {
@@ -2138,6 +2141,13 @@ func (x *VolumeMove) GetBytesPerSecond() int64 {
 		return x.BytesPerSecond
 	}
 	return 0
+}
+
+func (x *VolumeMove) GetCopies() []*Generation {
+	if x != nil {
+		return x.Copies
+	}
+	return nil
 }
 
 type ApplyWorkloadRequest struct {
@@ -10110,7 +10120,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bnetworks\x18\xc9\v \x01(\v2\x1c.persys.agent.v1.NetworkViewR\bnetworks\x125\n" +
 	"\x05moves\x18\xb7\f \x01(\v2\x1e.persys.control.v1.VolumeMovesR\x05moves\"B\n" +
 	"\vVolumeMoves\x123\n" +
-	"\x05moves\x18\x01 \x03(\v2\x1d.persys.control.v1.VolumeMoveR\x05moves\"\xaa\x02\n" +
+	"\x05moves\x18\x01 \x03(\v2\x1d.persys.control.v1.VolumeMoveR\x05moves\"\xe1\x02\n" +
 	"\n" +
 	"VolumeMove\x12-\n" +
 	"\x02id\x18\x01 \x01(\v2\x1d.persys.control.v1.GenerationR\x02id\x12\x1f\n" +
@@ -10124,7 +10134,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bendpoint\x18\b \x01(\tR\bendpoint\x12\x14\n" +
 	"\x05phase\x18\t \x01(\tR\x05phase\x12(\n" +
 	"\x10bytes_per_second\x18\n" +
-	" \x01(\x03R\x0ebytesPerSecond\"\xb5\x02\n" +
+	" \x01(\x03R\x0ebytesPerSecond\x125\n" +
+	"\x06copies\x18\v \x03(\v2\x1d.persys.control.v1.GenerationR\x06copies\"\xb5\x02\n" +
 	"\x14ApplyWorkloadRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x123\n" +
@@ -11205,182 +11216,183 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	20,  // 27: persys.control.v1.HeartbeatResponse.moves:type_name -> persys.control.v1.VolumeMoves
 	21,  // 28: persys.control.v1.VolumeMoves.moves:type_name -> persys.control.v1.VolumeMove
 	89,  // 29: persys.control.v1.VolumeMove.id:type_name -> persys.control.v1.Generation
-	27,  // 30: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
-	0,   // 31: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	89,  // 32: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	89,  // 33: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
-	24,  // 34: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
-	115, // 35: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
-	42,  // 36: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
-	43,  // 37: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
-	57,  // 38: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
-	60,  // 39: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	98,  // 40: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	91,  // 41: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	99,  // 42: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	92,  // 43: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
-	41,  // 44: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
-	40,  // 45: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
-	33,  // 46: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
-	36,  // 47: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
-	30,  // 48: persys.control.v1.WorkloadSpec.reschedule:type_name -> persys.control.v1.RescheduleSpec
-	31,  // 49: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
-	32,  // 50: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
-	32,  // 51: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
-	100, // 52: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
-	28,  // 53: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
-	28,  // 54: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
-	115, // 55: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
-	115, // 56: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
-	91,  // 57: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
-	34,  // 58: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
-	35,  // 59: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
-	36,  // 60: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
-	115, // 61: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
-	115, // 62: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
-	115, // 63: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
-	115, // 64: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
-	115, // 65: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
-	115, // 66: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
-	115, // 67: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
-	38,  // 68: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
-	101, // 69: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
-	102, // 70: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
-	55,  // 71: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
-	56,  // 72: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
-	65,  // 73: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	103, // 74: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
-	104, // 75: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
-	51,  // 76: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
-	52,  // 77: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
-	53,  // 78: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
-	105, // 79: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
-	106, // 80: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
-	54,  // 81: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
-	45,  // 82: persys.control.v1.ContainerSpec.blkio_config:type_name -> persys.control.v1.BlkioConfig
-	44,  // 83: persys.control.v1.ContainerSpec.post_start:type_name -> persys.control.v1.Hook
-	44,  // 84: persys.control.v1.ContainerSpec.pre_stop:type_name -> persys.control.v1.Hook
-	49,  // 85: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
-	48,  // 86: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
-	48,  // 87: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
-	107, // 88: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
-	108, // 89: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
-	109, // 90: persys.control.v1.Hook.environment:type_name -> persys.control.v1.Hook.EnvironmentEntry
-	46,  // 91: persys.control.v1.BlkioConfig.weight_device:type_name -> persys.control.v1.WeightDevice
-	47,  // 92: persys.control.v1.BlkioConfig.device_read_bps:type_name -> persys.control.v1.ThrottleDevice
-	47,  // 93: persys.control.v1.BlkioConfig.device_read_iops:type_name -> persys.control.v1.ThrottleDevice
-	47,  // 94: persys.control.v1.BlkioConfig.device_write_bps:type_name -> persys.control.v1.ThrottleDevice
-	47,  // 95: persys.control.v1.BlkioConfig.device_write_iops:type_name -> persys.control.v1.ThrottleDevice
-	110, // 96: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
-	111, // 97: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
-	118, // 98: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
-	118, // 99: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
-	118, // 100: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
-	118, // 101: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
-	112, // 102: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
-	65,  // 103: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	59,  // 104: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
-	58,  // 105: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
-	48,  // 106: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
-	62,  // 107: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
-	63,  // 108: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
-	64,  // 109: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
-	65,  // 110: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	61,  // 111: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	115, // 112: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	115, // 113: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	115, // 114: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
-	0,   // 115: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	115, // 116: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
-	67,  // 117: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
-	66,  // 118: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	89,  // 119: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	115, // 120: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
-	56,  // 121: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
-	38,  // 122: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
-	2,   // 123: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 124: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
-	75,  // 125: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
-	75,  // 126: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	115, // 127: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	115, // 128: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	113, // 129: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	115, // 130: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	93,  // 131: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	94,  // 132: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	18,  // 133: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	115, // 134: persys.control.v1.NodeView.jobs_until:type_name -> google.protobuf.Timestamp
-	76,  // 135: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
-	2,   // 136: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 137: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	81,  // 138: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	81,  // 139: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	22,  // 140: persys.control.v1.GetWorkloadResponse.applies:type_name -> persys.control.v1.ApplyWorkloadRequest
-	115, // 141: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	115, // 142: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	67,  // 143: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	66,  // 144: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	89,  // 145: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	115, // 146: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	114, // 147: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	56,  // 148: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	27,  // 149: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	85,  // 150: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	39,  // 151: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
-	37,  // 152: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
-	115, // 153: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
-	29,  // 154: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
-	83,  // 155: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
-	82,  // 156: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
-	115, // 157: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
-	84,  // 158: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
-	115, // 159: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	115, // 160: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	115, // 161: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 162: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	115, // 163: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 164: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	13,  // 165: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	22,  // 166: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	25,  // 167: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	10,  // 168: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	19,  // 169: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	23,  // 170: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	26,  // 171: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	95,  // 172: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	115, // 173: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
-	50,  // 174: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
-	6,   // 175: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	13,  // 176: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	11,  // 177: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
-	22,  // 178: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	25,  // 179: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	69,  // 180: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 181: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	71,  // 182: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	72,  // 183: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	77,  // 184: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	78,  // 185: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	86,  // 186: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	88,  // 187: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	10,  // 188: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	19,  // 189: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	12,  // 190: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
-	23,  // 191: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	26,  // 192: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	70,  // 193: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 194: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	73,  // 195: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	74,  // 196: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	79,  // 197: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	80,  // 198: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	87,  // 199: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	88,  // 200: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	188, // [188:201] is the sub-list for method output_type
-	175, // [175:188] is the sub-list for method input_type
-	175, // [175:175] is the sub-list for extension type_name
-	175, // [175:175] is the sub-list for extension extendee
-	0,   // [0:175] is the sub-list for field type_name
+	89,  // 30: persys.control.v1.VolumeMove.copies:type_name -> persys.control.v1.Generation
+	27,  // 31: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
+	0,   // 32: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
+	89,  // 33: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	89,  // 34: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
+	24,  // 35: persys.control.v1.ApplyWorkloadResponse.takes_back:type_name -> persys.control.v1.TakenBack
+	115, // 36: persys.control.v1.TakenBack.applied_at:type_name -> google.protobuf.Timestamp
+	42,  // 37: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
+	43,  // 38: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
+	57,  // 39: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
+	60,  // 40: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
+	98,  // 41: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	91,  // 42: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	99,  // 43: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	92,  // 44: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	41,  // 45: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
+	40,  // 46: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
+	33,  // 47: persys.control.v1.WorkloadSpec.job:type_name -> persys.control.v1.JobSpec
+	36,  // 48: persys.control.v1.WorkloadSpec.cron:type_name -> persys.control.v1.CronSpec
+	30,  // 49: persys.control.v1.WorkloadSpec.reschedule:type_name -> persys.control.v1.RescheduleSpec
+	31,  // 50: persys.control.v1.WorkloadSpec.spread:type_name -> persys.control.v1.SpreadRule
+	32,  // 51: persys.control.v1.WorkloadSpec.affinity:type_name -> persys.control.v1.AffinityRule
+	32,  // 52: persys.control.v1.WorkloadSpec.anti_affinity:type_name -> persys.control.v1.AffinityRule
+	100, // 53: persys.control.v1.WorkloadSpec.tags:type_name -> persys.control.v1.WorkloadSpec.TagsEntry
+	28,  // 54: persys.control.v1.WorkloadSpec.autoscale:type_name -> persys.control.v1.Autoscale
+	28,  // 55: persys.control.v1.AutoscaleStatus.settings:type_name -> persys.control.v1.Autoscale
+	115, // 56: persys.control.v1.AutoscaleStatus.decided_at:type_name -> google.protobuf.Timestamp
+	115, // 57: persys.control.v1.AutoscaleStatus.changed_at:type_name -> google.protobuf.Timestamp
+	91,  // 58: persys.control.v1.AffinityRule.node:type_name -> persys.control.v1.Constraint
+	34,  // 59: persys.control.v1.JobSpec.parameterized:type_name -> persys.control.v1.ParameterizedSpec
+	35,  // 60: persys.control.v1.ParameterizedSpec.parameters:type_name -> persys.control.v1.ParameterSpec
+	36,  // 61: persys.control.v1.TemplateView.cron:type_name -> persys.control.v1.CronSpec
+	115, // 62: persys.control.v1.TemplateView.next_run:type_name -> google.protobuf.Timestamp
+	115, // 63: persys.control.v1.TemplateView.last_run:type_name -> google.protobuf.Timestamp
+	115, // 64: persys.control.v1.TemplateView.last_success:type_name -> google.protobuf.Timestamp
+	115, // 65: persys.control.v1.TemplateView.last_failure:type_name -> google.protobuf.Timestamp
+	115, // 66: persys.control.v1.Exit.started_at:type_name -> google.protobuf.Timestamp
+	115, // 67: persys.control.v1.Exit.ended_at:type_name -> google.protobuf.Timestamp
+	115, // 68: persys.control.v1.JobResult.finished_at:type_name -> google.protobuf.Timestamp
+	38,  // 69: persys.control.v1.JobResult.exit:type_name -> persys.control.v1.Exit
+	101, // 70: persys.control.v1.ResourceRequirements.devices:type_name -> persys.control.v1.ResourceRequirements.DevicesEntry
+	102, // 71: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	55,  // 72: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
+	56,  // 73: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
+	65,  // 74: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	103, // 75: persys.control.v1.ContainerSpec.ulimits:type_name -> persys.control.v1.ContainerSpec.UlimitsEntry
+	104, // 76: persys.control.v1.ContainerSpec.sysctls:type_name -> persys.control.v1.ContainerSpec.SysctlsEntry
+	51,  // 77: persys.control.v1.ContainerSpec.devices:type_name -> persys.control.v1.Device
+	52,  // 78: persys.control.v1.ContainerSpec.gpus:type_name -> persys.control.v1.DeviceRequest
+	53,  // 79: persys.control.v1.ContainerSpec.logging:type_name -> persys.control.v1.Logging
+	105, // 80: persys.control.v1.ContainerSpec.labels:type_name -> persys.control.v1.ContainerSpec.LabelsEntry
+	106, // 81: persys.control.v1.ContainerSpec.annotations:type_name -> persys.control.v1.ContainerSpec.AnnotationsEntry
+	54,  // 82: persys.control.v1.ContainerSpec.healthcheck:type_name -> persys.control.v1.EngineHealthCheck
+	45,  // 83: persys.control.v1.ContainerSpec.blkio_config:type_name -> persys.control.v1.BlkioConfig
+	44,  // 84: persys.control.v1.ContainerSpec.post_start:type_name -> persys.control.v1.Hook
+	44,  // 85: persys.control.v1.ContainerSpec.pre_stop:type_name -> persys.control.v1.Hook
+	49,  // 86: persys.control.v1.ContainerSpec.networks:type_name -> persys.control.v1.ContainerNetwork
+	48,  // 87: persys.control.v1.ContainerSpec.secrets:type_name -> persys.control.v1.ObjectFile
+	48,  // 88: persys.control.v1.ContainerSpec.configs:type_name -> persys.control.v1.ObjectFile
+	107, // 89: persys.control.v1.ContainerSpec.env_secrets:type_name -> persys.control.v1.ContainerSpec.EnvSecretsEntry
+	108, // 90: persys.control.v1.ContainerSpec.env_configs:type_name -> persys.control.v1.ContainerSpec.EnvConfigsEntry
+	109, // 91: persys.control.v1.Hook.environment:type_name -> persys.control.v1.Hook.EnvironmentEntry
+	46,  // 92: persys.control.v1.BlkioConfig.weight_device:type_name -> persys.control.v1.WeightDevice
+	47,  // 93: persys.control.v1.BlkioConfig.device_read_bps:type_name -> persys.control.v1.ThrottleDevice
+	47,  // 94: persys.control.v1.BlkioConfig.device_read_iops:type_name -> persys.control.v1.ThrottleDevice
+	47,  // 95: persys.control.v1.BlkioConfig.device_write_bps:type_name -> persys.control.v1.ThrottleDevice
+	47,  // 96: persys.control.v1.BlkioConfig.device_write_iops:type_name -> persys.control.v1.ThrottleDevice
+	110, // 97: persys.control.v1.DeviceRequest.options:type_name -> persys.control.v1.DeviceRequest.OptionsEntry
+	111, // 98: persys.control.v1.Logging.options:type_name -> persys.control.v1.Logging.OptionsEntry
+	118, // 99: persys.control.v1.EngineHealthCheck.interval:type_name -> google.protobuf.Duration
+	118, // 100: persys.control.v1.EngineHealthCheck.timeout:type_name -> google.protobuf.Duration
+	118, // 101: persys.control.v1.EngineHealthCheck.start_period:type_name -> google.protobuf.Duration
+	118, // 102: persys.control.v1.EngineHealthCheck.start_interval:type_name -> google.protobuf.Duration
+	112, // 103: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	65,  // 104: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	59,  // 105: persys.control.v1.ComposeSpec.files:type_name -> persys.control.v1.StackFile
+	58,  // 106: persys.control.v1.ComposeSpec.objects:type_name -> persys.control.v1.StackObject
+	48,  // 107: persys.control.v1.StackObject.file:type_name -> persys.control.v1.ObjectFile
+	62,  // 108: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
+	63,  // 109: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
+	64,  // 110: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
+	65,  // 111: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	61,  // 112: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
+	115, // 113: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	115, // 114: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	115, // 115: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	0,   // 116: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
+	115, // 117: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	67,  // 118: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
+	66,  // 119: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	89,  // 120: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	115, // 121: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	56,  // 122: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
+	38,  // 123: persys.control.v1.WorkloadStatus.exit:type_name -> persys.control.v1.Exit
+	2,   // 124: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 125: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
+	75,  // 126: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
+	75,  // 127: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
+	115, // 128: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	115, // 129: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	113, // 130: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	115, // 131: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	93,  // 132: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	94,  // 133: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	18,  // 134: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	115, // 135: persys.control.v1.NodeView.jobs_until:type_name -> google.protobuf.Timestamp
+	76,  // 136: persys.control.v1.NodeView.devices:type_name -> persys.control.v1.DeviceView
+	2,   // 137: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 138: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	81,  // 139: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	81,  // 140: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	22,  // 141: persys.control.v1.GetWorkloadResponse.applies:type_name -> persys.control.v1.ApplyWorkloadRequest
+	115, // 142: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	115, // 143: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	67,  // 144: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	66,  // 145: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	89,  // 146: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	115, // 147: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	114, // 148: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	56,  // 149: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	27,  // 150: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	85,  // 151: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	39,  // 152: persys.control.v1.WorkloadView.job_result:type_name -> persys.control.v1.JobResult
+	37,  // 153: persys.control.v1.WorkloadView.template:type_name -> persys.control.v1.TemplateView
+	115, // 154: persys.control.v1.WorkloadView.scheduled_at:type_name -> google.protobuf.Timestamp
+	29,  // 155: persys.control.v1.WorkloadView.autoscale:type_name -> persys.control.v1.AutoscaleStatus
+	83,  // 156: persys.control.v1.WorkloadView.members:type_name -> persys.control.v1.SystemMembers
+	82,  // 157: persys.control.v1.WorkloadView.stopping:type_name -> persys.control.v1.Stopping
+	115, // 158: persys.control.v1.Stopping.since:type_name -> google.protobuf.Timestamp
+	84,  // 159: persys.control.v1.SystemMembers.waiting:type_name -> persys.control.v1.SystemMember
+	115, // 160: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	115, // 161: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	115, // 162: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 163: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	115, // 164: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 165: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	13,  // 166: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	22,  // 167: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	25,  // 168: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	10,  // 169: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	19,  // 170: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	23,  // 171: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	26,  // 172: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	95,  // 173: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	115, // 174: persys.control.v1.Taint.since:type_name -> google.protobuf.Timestamp
+	50,  // 175: persys.control.v1.ContainerSpec.UlimitsEntry.value:type_name -> persys.control.v1.Ulimit
+	6,   // 176: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	13,  // 177: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	11,  // 178: persys.control.v1.AgentControl.WatchNetworkNames:input_type -> persys.control.v1.WatchNetworkNamesRequest
+	22,  // 179: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	25,  // 180: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	69,  // 181: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 182: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	71,  // 183: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	72,  // 184: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	77,  // 185: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	78,  // 186: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	86,  // 187: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	88,  // 188: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	10,  // 189: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	19,  // 190: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	12,  // 191: persys.control.v1.AgentControl.WatchNetworkNames:output_type -> persys.control.v1.WatchNetworkNamesResponse
+	23,  // 192: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	26,  // 193: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	70,  // 194: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 195: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	73,  // 196: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	74,  // 197: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	79,  // 198: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	80,  // 199: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	87,  // 200: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	88,  // 201: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	189, // [189:202] is the sub-list for method output_type
+	176, // [176:189] is the sub-list for method input_type
+	176, // [176:176] is the sub-list for extension type_name
+	176, // [176:176] is the sub-list for extension extendee
+	0,   // [0:176] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
