@@ -252,6 +252,9 @@ func volumeChanges(s reportView, b *commandv1.ReportVolumes, at int64, change fu
 			v = new(Volume)
 			*v = *old
 			v.SizeGB, v.Held = reported.SizeGB, true
+			if v.Copy.Less(reported.Copy) { // the node was removed and has registered again, or a backup was restored
+				v.Copy, v.Former = reported.Copy, Generation{}
+			}
 			v.Pool = cmp.Or(reported.Pool, v.Pool)
 			v.ByHand, v.Retain = v.ByHand || reported.ByHand, v.Retain || reported.ByHand
 			if w, ok := s.Workload(v.Owner); !ok || w.In() != v.In() {
@@ -319,7 +322,8 @@ func (t *Tx) reportVolumes(b *commandv1.ReportVolumes) Result {
 
 // restoreVolumes merges the volumes of a backup and of the present state. A present record is kept.
 // If the record in the backup says that a user created the volume, or that the volume outlives its
-// workload, the present record takes this over. Records of nodes that the state does not have are
+// workload, the present record takes this over. So it does with the former copy and the undone moves of the
+// same copy. Records of nodes that the state does not have are
 // left out: such a node reports its volumes when it registers. settleVolumes then gives the
 // restored workloads their volumes.
 func (t *Tx) restoreVolumes(backup, present State) {
@@ -327,14 +331,23 @@ func (t *Tx) restoreVolumes(backup, present State) {
 	for _, from := range []State{present, backup} {
 		from.Volumes(func(old *Volume) bool {
 			have, known := t.r.volumes.Get(old.key())
-			if known && (old.ByHand && !have.ByHand || old.Retain && !have.Retain) {
+			if known {
 				v := *have
-				v.ByHand, v.Retain = v.ByHand || old.ByHand, v.Retain || old.Retain
-				if old.ByHand {
+				if v.ByHand, v.Retain = v.ByHand || old.ByHand, v.Retain || old.Retain; old.ByHand && !have.ByHand {
 					v.CreatedAt, v.CreatedBy = old.CreatedAt, old.CreatedBy
 				}
-				v.ModifyIndex = t.meta.Index
-				t.r.volumes.Set(v.key(), &v)
+				if v.Copy == old.Copy { // nodes report neither the former copy nor the moves that were undone
+					if v.Undone.Less(old.Undone) {
+						v.Undone = old.Undone
+					}
+					if v.Former.IsZero() {
+						v.Former = old.Former
+					}
+				}
+				if v != *have {
+					v.ModifyIndex = t.meta.Index
+					t.r.volumes.Set(v.key(), &v)
+				}
 			}
 			_, node := t.r.nodes.Get(old.Node)
 			if known || t.movedAway(old) || !t.state().HasNamespace(old.In()) || old.Node != "" && !node || old.Unbound() && !old.ByHand {
