@@ -630,6 +630,9 @@ func (t *Tx) deleteNamespace(b *commandv1.DeleteNamespace) Result {
 	if have := countUnder(t.r.volumes, n.Name+"/"); have > 0 {
 		return refuse(Conflict, "namespace %q has %d volumes: delete them first: persysctl volume list -n %s", n.Name, have, n.Name)
 	}
+	if m := t.moveIn(n.Name); m != nil {
+		return refuse(Conflict, "namespace %q: %s", n.Name, m.inProgress())
+	}
 	if len(n.Users) > 0 {
 		return refuse(Conflict, "namespace %q names users: %s: take them out first, or they would act everywhere", n.Name, clipTo(strings.Join(n.Users, ", "), 256))
 	}

@@ -208,6 +208,18 @@ func (t *Tx) dropMovesOf(node string) {
 	}
 }
 
+// moveIn returns a move of volumes of a namespace; nil if there is none. Copies on nodes belong to the name of the namespace,
+// so a later namespace of the same name could take them over.
+func (t *Tx) moveIn(namespace string) (found *Move) {
+	t.state().Moves(func(m *Move) bool {
+		if m.In() == namespace {
+			found = m
+		}
+		return found == nil
+	})
+	return found
+}
+
 // keptFor returns the ids of the workloads of whose volumes a node has a copy that may be the only one.
 func (t *Tx) keptFor(node string) (ids []string) {
 	t.state().Moves(func(m *Move) bool {

@@ -1,6 +1,34 @@
 package fsm
 
-import "testing"
+import (
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// TestANamespaceStaysWhileItsVolumesMove: a later namespace of the same name would get the copies that the nodes keep.
+func TestANamespaceStaysWhileItsVolumesMove(t *testing.T) {
+	w := formed(t)
+	w.ok(putNamespace("shop"))
+	for _, n := range []string{"a", "b"} {
+		w.ok(register(n, movesVolumes))
+	}
+	w.place("db", "a", folders("data"), inNamespace("shop"), demand(func(d *commandv1.Demand) { d.Volumes[0].Retain = false }))
+	w.run("db")
+	w.ok(&commandv1.Command{Body: &commandv1.Command_MoveVolume{MoveVolume: &commandv1.MoveVolume{Name: "data", Namespace: "shop", From: "a", To: "b"}}})
+	w.advance("db", MoveStopping)
+	w.ok(w.says("db", "Stopped"))
+	w.advance("db", MoveFinal, MovePlaced)
+	w.ok(remove("db", false))
+	w.ok(gone("db", "a", nil))
+	w.ok(gone("db", "b", nil))
+	is(t, "phase", w.phase(), MoveKept)
+	c := &commandv1.Command{Body: &commandv1.Command_DeleteNamespace{DeleteNamespace: &commandv1.DeleteNamespace{Name: "shop"}}}
+	if r := w.do(c); r.Kind == OK || !strings.Contains(r.Reason, "a person must say") {
+		t.Errorf("the result is %s %q, want a refusal because of the move", r.Kind, r.Reason)
+	}
+}
 
 // reportCopy is a report of a node that has a copy of a volume in use.
 func reportCopy(node, name string, id Generation) Command {
