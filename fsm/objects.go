@@ -465,7 +465,7 @@ func (t *Tx) renewUsers(o *Object, surge []*commandv1.WorkloadPut) (items []Item
 		items = append(items, t.renewed(group, t.renewGroup(o, group, surge))...)
 	}
 	for _, w := range alone {
-		b := &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{renew(w.AsPut(), o)}}
+		b := &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{renew(t.asPut(w), o)}}
 		if w.IsSystem() {
 			b.Update = updatePB(w.Update)
 		}
@@ -538,10 +538,10 @@ func (t *Tx) renewGroup(o *Object, group string, surge []*commandv1.WorkloadPut)
 	was, updating := t.r.rollouts.Get(group)
 	updating = updating && was.Phase != rollout.Completed
 	for _, w := range Members(t.state(), group) {
-		p := w.AsPut()
+		p := t.asPut(w)
 		if put := was.Waiting(w.ID); put != nil {
 			p = put.CloneVT()
-			p.Desired = string(w.Desired)
+			p.Desired = string(t.wanted(w))
 		}
 		if p.GetUpdate() != nil {
 			b.Update = p.GetUpdate()

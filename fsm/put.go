@@ -224,6 +224,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload, under string) Item 
 		t.create(w)
 		return itemOf(w)
 	}
+	desired = t.desiredInMove(old, desired, old.Content == p.GetContent() && old.Demand == demand && old.Policy == under && !p.GetDiscardData())
 	if old.Content == p.GetContent() && old.Desired == desired && old.Demand == demand && old.Policy == under {
 		item := itemOf(old)
 		item.Unchanged = true
@@ -412,17 +413,15 @@ func (t *Tx) setDesired(b *commandv1.SetDesired) Result {
 		return refuse(Invalid, "desired: %q is none of Running, Stopped, Deleted", b.GetDesired())
 	}
 	old, res, ok := t.theirs(b.GetId(), b.GetIfRevision())
+	if ok && desired == DesiredStopped {
+		t.stayStopped(old)
+	}
 	switch {
 	case !ok:
 		return res
 	case old.Desired == DesiredDeleted:
 		return refuse(Conflict, "workload %q is being deleted: apply it again to keep it", old.ID)
 	case old.Desired == desired && !old.Diverged(), old.Finished():
-		if m, ok := t.r.moves.Get(old.ID); ok && m.Stops() && m.Resume && desired == DesiredStopped {
-			stay := *m // the workload is stopped for the move; now it stays stopped on the new node too
-			stay.Resume = false
-			t.putMove(m, &stay)
-		}
 		item := itemOf(old)
 		item.Unchanged = true
 		return Result{Kind: AlreadyDone, Items: []Item{item}}

@@ -158,7 +158,7 @@ func (t *Tx) remember(r *rollout.Rollout, puts []*commandv1.WorkloadPut) {
 	}
 	size := 0
 	membersIn(t.state(), r.Group, puts, func(w *Workload) bool {
-		p := w.AsPut()
+		p := t.asPut(w)
 		size += p.SizeVT()
 		r.Former = append(r.Former, p)
 		r.FormerRan = r.FormerRan || w.Available()
@@ -315,9 +315,9 @@ func (t *Tx) held(w *Workload) bool {
 func (t *Tx) turn(r *rollout.Rollout, m *rollout.Member) Item {
 	p := m.Put
 	w, _ := t.r.workloads.Get(m.ID)
-	if w != nil && w.Desired != DesiredDeleted && string(w.Desired) != p.GetDesired() {
+	if w != nil && w.Desired != DesiredDeleted && string(t.wanted(w)) != p.GetDesired() {
 		p = p.CloneVT()
-		p.Desired = string(w.Desired)
+		p.Desired = string(t.wanted(w))
 	}
 	m.Put, m.Content, m.TakenAt, m.Settled = nil, p.GetContent(), t.r.info.Clock, Desired(p.GetDesired()) == DesiredStopped
 	r.ProgressAt = t.r.info.Clock
@@ -386,7 +386,9 @@ func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 			added = append(added, w.ID)
 		}
 		if kept || alone(w.ID) {
-			b.Workloads = append(b.Workloads, workloadPB(w).Put)
+			p := workloadPB(w).Put
+			p.Desired = string(t.wanted(w))
+			b.Workloads = append(b.Workloads, p)
 		}
 		return true
 	})
@@ -396,7 +398,7 @@ func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
 		}
 		p = p.CloneVT()
 		if w, ok := t.r.workloads.Get(p.GetId()); ok && w.Desired != DesiredDeleted {
-			p.Desired = string(w.Desired) // a workload that was stopped since then stays stopped
+			p.Desired = string(t.wanted(w)) // a workload that was stopped since then stays stopped
 		}
 		b.Workloads = append(b.Workloads, p)
 	}

@@ -69,6 +69,9 @@ func (t *Tx) scaleGroup(b *commandv1.ScaleGroup) Result {
 		return refuse(NotFound, "group %q has no members: only a workload with `count` can be scaled", clip(group))
 	}
 	first, now := have[0], Count(have)
+	if now == 0 && t.wanted(first) == DesiredRunning {
+		now = 1 // the only member is stopped for a move of its volumes
+	}
 	if res, ok := t.may(first.ID, first.In()); !ok {
 		return res
 	}
@@ -82,7 +85,7 @@ func (t *Tx) scaleGroup(b *commandv1.ScaleGroup) Result {
 	if r, ok := t.r.rollouts.Get(group); ok {
 		put.Update = r.Policy.PB() // pass the policy of the last update, so that its record is kept
 	}
-	desired, fresh := first.Desired, []*commandv1.WorkloadPut(nil)
+	desired, fresh := t.wanted(first), []*commandv1.WorkloadPut(nil)
 	switch {
 	case count == 0:
 		p := first.AsPut()
@@ -93,7 +96,7 @@ func (t *Tx) scaleGroup(b *commandv1.ScaleGroup) Result {
 	}
 	for _, id := range MemberIDs(group, count) {
 		if i := slices.IndexFunc(have, func(w *Workload) bool { return w.ID == id }); i >= 0 {
-			p := have[i].AsPut()
+			p := t.asPut(have[i])
 			if now == 0 {
 				if res, ok := t.judgedAgain(have[i]); !ok {
 					return res
@@ -165,7 +168,7 @@ func (t *Tx) unscalable(b *commandv1.ScaleGroup, first *Workload, now int) Resul
 		return refuse(Invalid, "reason: has %d bytes, at most %d", len(b.GetReason()), maxScaleReason)
 	case first.Demand.Job != nil:
 		return refuse(Invalid, "%s is a job: its completions are part of its specification", group)
-	case b.GetAutoscaled() && (first.Demand.Autoscale == nil || now == 0 || first.Desired != DesiredRunning):
+	case b.GetAutoscaled() && (first.Demand.Autoscale == nil || now == 0 || t.wanted(first) != DesiredRunning):
 		return refuse(Conflict, "the autoscaler does not choose the number of members of %s any more", group)
 	case !first.Demand.Autoscale.allows(b.GetCount(), b.GetAutoscaled()):
 		a := first.Demand.Autoscale

@@ -58,7 +58,7 @@ func takesBack(view fsm.View, p *commandv1.WorkloadPut) (out []*controlv1.TakenB
 	if !ok || w.Desired == fsm.DesiredDeleted {
 		return nil
 	}
-	if w.Desired == fsm.DesiredStopped && p.GetDesired() == string(fsm.DesiredRunning) {
+	if fsm.Wanted(view, w) == fsm.DesiredStopped && p.GetDesired() == string(fsm.DesiredRunning) {
 		out = append(out, &controlv1.TakenBack{Field: "desired_state", Before: string(w.Desired), After: p.GetDesired()})
 	}
 	if w.Content == p.GetContent() || w.Number() == 1 {

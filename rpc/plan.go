@@ -197,6 +197,11 @@ func (p *plan) put(w *commandv1.WorkloadPut, update *commandv1.UpdatePolicy, mem
 	if known && have.Desired != fsm.DesiredDeleted {
 		next.Node, next.Actual, next.Data = have.Node, have.Actual, have.Data
 		next.DiscardData = w.GetDiscardData() || have.DiscardData
+		if wanted := fsm.Wanted(p.view, have); wanted != have.Desired { // it is stopped for a move of its volumes
+			then := *have
+			then.Desired = wanted
+			have = &then
+		}
 		switch {
 		case have.SameAs(next):
 			action = "unchanged"

@@ -138,7 +138,7 @@ func (s *Server) RollBack(ctx context.Context, req *clusterv1.RollBackRequest) (
 	}
 	plain.Autoscale = nil // the group keeps its present settings
 	out := s.apply(ctx, []*controlv1.ApplyWorkloadRequest{{
-		WorkloadId: id, Spec: plain, RevisionId: rev.CallerRevision, DesiredState: string(w.Desired), RequestId: req.GetRequestId(),
+		WorkloadId: id, Spec: plain, RevisionId: rev.CallerRevision, DesiredState: string(fsm.Wanted(view, w)), RequestId: req.GetRequestId(),
 		Files:      files,
 		IfRevision: req.GetIfRevision(),
 	}}, nil, w.Demand.Autoscale)
