@@ -75,6 +75,14 @@ func (t *Tx) assign(b *commandv1.Assign) (res Result) {
 // unfit returns why w cannot be assigned to n now; "" if it can. Only the planner checks labels, constraints and
 // taints, because a violation of them is a poor placement that does no harm.
 func (t *Tx) unfit(w *Workload, n *Node, node string) string {
+	if why := t.unfitBut(w, n, node); why != "" {
+		return why
+	}
+	return awaitsMove(t.state(), w, node)
+}
+
+// unfitBut is unfit without the check for a move of the workload's own volumes.
+func (t *Tx) unfitBut(w *Workload, n *Node, node string) string {
 	switch {
 	case w.IsTemplate():
 		return fmt.Sprintf("workload %q is a template and is not placed", w.ID)
@@ -94,8 +102,8 @@ func (t *Tx) unfit(w *Workload, n *Node, node string) string {
 		return t.outside(w, n)
 	case t.networkFault(w, n) != "":
 		return t.networkFault(w, n)
-	case MovesInto(t.state(), w, n.ID) != "":
-		return MovesInto(t.state(), w, n.ID)
+	case movesOfOthers(t.state(), w, n.ID) != "":
+		return movesOfOthers(t.state(), w, n.ID)
 	case w.Demand.Exclusive && t.hasResidual(w.ID):
 		return fmt.Sprintf("exclusive workload %q may still run elsewhere", w.ID)
 	}

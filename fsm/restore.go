@@ -168,7 +168,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 		return true
 	})
 	t.restoreNetworks(backup, present, fresh)
-	t.restoreVolumes(backup, present)
+	t.restoreVolumes(backup, present, fresh)
 	t.restoreMoves(facts, fresh)
 	facts.r.audits.Scan(func(id string, a *NodeAudit) bool {
 		if _, ok := t.r.nodes.Get(id); ok {
@@ -194,6 +194,9 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 		if m, ok := backup.Move(w.ID); ok && m.Stops() && m.Resume && w.Desired == DesiredStopped {
 			running := *w // it was stopped for a move of its volumes; settleMoves stops it again if that move goes on
 			running.Desired = DesiredRunning
+			if fresh {
+				t.newOrder(&running) // the node has confirmed the order to stop
+			}
 			w = &running
 		}
 		if fresh {
@@ -221,7 +224,7 @@ func Restored(backup, present State, r RestoreInfo) (State, error) {
 	})
 	t.settleSlices()
 	t.settleVolumes()
-	t.settleMoves()
+	t.settleMoves(fresh)
 	source := r.Source
 	if source == "" {
 		source = "a backup of " + time.Unix(0, b.Clock).UTC().Format(time.RFC3339)

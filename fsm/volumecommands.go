@@ -326,7 +326,7 @@ func (t *Tx) reportVolumes(b *commandv1.ReportVolumes) Result {
 // same copy. Records of nodes that the state does not have are
 // left out: such a node reports its volumes when it registers. settleVolumes then gives the
 // restored workloads their volumes.
-func (t *Tx) restoreVolumes(backup, present State) {
+func (t *Tx) restoreVolumes(backup, present State, fresh bool) {
 	t.r.volumes = tree[string, *Volume]()
 	for _, from := range []State{present, backup} {
 		from.Volumes(func(old *Volume) bool {
@@ -350,7 +350,7 @@ func (t *Tx) restoreVolumes(backup, present State) {
 				}
 			}
 			_, node := t.r.nodes.Get(old.Node)
-			if known || t.movedAway(old) || !t.state().HasNamespace(old.In()) || old.Node != "" && !node || old.Unbound() && !old.ByHand {
+			if known || t.movedAway(old) && !(fresh && sourceOf(backup, old)) || !t.state().HasNamespace(old.In()) || old.Node != "" && !node || old.Unbound() && !old.ByHand {
 				return true
 			}
 			v := *old
@@ -359,6 +359,12 @@ func (t *Tx) restoreVolumes(backup, present State) {
 			return true
 		})
 	}
+}
+
+// sourceOf reports whether a volume is the copy of the node From of a move.
+func sourceOf(v MoveView, old *Volume) bool {
+	m := MoveOf(v, old.In(), old.Name, old.Node)
+	return m != nil && m.From == old.Node
 }
 
 // movedAway reports whether a record of a backup is about a copy of a volume that was moved to another node since the

@@ -1,11 +1,23 @@
 package fsm
 
 import (
+	"cmp"
+
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
 
 // This file has the ends of moves of volumes: by a user, by the planner, and when nodes are lost or removed. volumemoves.go
 // has the records and the other steps.
+
+// Command returns the command with which a person ends a move. It names a node, because other workloads may have volumes of the
+// same names on other nodes.
+func (m *Move) Command(end string) string {
+	node := m.From
+	if m.Returnable() || m.Phase == MoveDone {
+		node = m.To
+	}
+	return "persysctl volume move " + m.Volumes[0] + " --node " + node + " --" + end
+}
 
 // endMove ends the move of a volume at the request of a user.
 func (t *Tx) endMove(b *commandv1.MoveVolume, in string) Result {
@@ -27,16 +39,18 @@ func (t *Tx) cancelMove(m *Move) Result {
 	name := m.Volumes[0]
 	w, _ := t.r.workloads.Get(m.Workload)
 	switch {
-	case m.Open(), m.Phase == MoveKept && !t.onTarget(m):
+	case m.Open(), m.Phase == MoveKept && (!t.onTarget(m) || m.onSource(w)):
 		t.undo(m, "cancelled by "+t.by)
 		return Result{}
 	case m.Phase == MoveUndone, m.Phase == MoveDropping:
 		return Result{Kind: AlreadyDone, Reason: "the move is undone already"}
 	case m.Phase == MoveDone:
-		return refuse(Conflict, "node %q deletes its copy already: move the volume back instead (persysctl volume move %s --to %s)", m.From, name, m.From)
+		return refuse(Conflict, "node %q deletes its copy already: move the volume back instead (persysctl volume move %s --node %s --to %s)", m.From, name, m.To, m.From)
 	case w == nil || w.Desired == DesiredDeleted:
 		return refuse(Conflict, "workload %q was deleted, so the volume cannot return to node %q with it", m.Workload, m.From)
-	case !w.StoppedForMove():
+	case w.Node != m.To && w.Node != "":
+		return refuse(Conflict, "workload %q left node %q and is on node %q, so the volume cannot return to node %q with it: delete the copy of node %q (%s)", w.ID, m.To, w.Node, m.From, m.From, m.Command(MoveSettle))
+	case w.Node != "" && !w.StoppedForMove():
 		return refuse(Conflict, "workload %q runs on node %q and may write to the volume: stop it first (persysctl stop %s); what it has written since the move is given up", w.ID, m.To, w.ID)
 	}
 	if why := t.giveBack(m, w, false, "returned by "+t.by); why != "" {
@@ -51,17 +65,17 @@ func (t *Tx) settleMove(m *Move) Result {
 	w, _ := t.r.workloads.Get(m.Workload)
 	switch {
 	case m.Open():
-		return refuse(Conflict, "the volume is still being copied: wait, or cancel the move (persysctl volume move %s --cancel)", m.Volumes[0])
+		return refuse(Conflict, "the volume is still being copied: wait, or cancel the move (%s)", m.Command(MoveCancel))
 	case m.Phase == MoveUndone: // a person says that From need not confirm that it has its copy
 		t.step(m, MoveDropping, "settled by "+t.by)
 		return Result{}
 	case m.Ends():
 		return Result{Kind: AlreadyDone, Reason: "the copy that is not needed is being deleted already"}
-	case m.Phase == MovePlaced, t.onTarget(m):
+	case m.Phase == MovePlaced, t.onTarget(m) && !m.onSource(w):
 		t.step(m, MoveDone, "settled by "+t.by)
 		return Result{}
 	case w == nil || w.Desired == DesiredDeleted:
-		return refuse(Conflict, "workload %q was deleted, so the volume cannot go to node %q with it", m.Workload, m.To)
+		return refuse(Conflict, "workload %q was deleted, and node %q has no volume any more that could be used: keep the copy of node %q (%s)", m.Workload, m.To, m.From, m.Command(MoveCancel))
 	case !w.StoppedForMove():
 		return refuse(Conflict, "workload %q is not stopped on node %q: stop it first (persysctl stop %s)", w.ID, m.From, w.ID)
 	}
@@ -74,10 +88,30 @@ func (t *Tx) settleMove(m *Move) Result {
 	return Result{}
 }
 
+// onSource reports whether the workload of a move is on From.
+func (m *Move) onSource(w *Workload) bool {
+	return w != nil && w.Node == m.From && w.Desired != DesiredDeleted
+}
+
 // onTarget reports whether the volumes of a move are on To.
 func (t *Tx) onTarget(m *Move) bool {
 	v, ok := t.state().Volume(m.In(), m.Volumes[0], DriverLocal, m.To)
 	return ok && v.Copy == m.ID
+}
+
+// unsuited returns why a node may not get a workload although resources for the workload are reserved on the node; "" if it
+// may. The planner also checks labels, constraints and taints.
+func (t *Tx) unsuited(w *Workload, node string) string {
+	n, ok := t.r.nodes.Get(node)
+	switch {
+	case !ok:
+		return "node " + node + " does not exist"
+	case !n.Schedulable():
+		return "node " + node + " is not schedulable: it is down, cordoned or draining"
+	case !n.Runs(w.Demand.Type):
+		return "node " + node + " does not run type " + w.Demand.Type
+	}
+	return cmp.Or(t.barred(w, n), t.outside(w, n), t.networkFault(w, n))
 }
 
 // noPlaceOn returns why a workload cannot run on a node; "" if it can.
@@ -88,7 +122,7 @@ func (t *Tx) noPlaceOn(w *Workload, node string) string {
 	}
 	gone := *w
 	gone.Node, gone.Desired = "", DesiredRunning
-	return t.unfit(&gone, n, node)
+	return t.unfitBut(&gone, n, node)
 }
 
 // undo ends an open move: the volumes stay on From. If the workload was stopped for the move, it is started again.
@@ -125,10 +159,25 @@ func (t *Tx) abandon(m *Move, reason string) *Move {
 	return m
 }
 
+// noEmptyVolumes makes sure that From makes no empty volumes for the workload of a move. The backup that was restored is older than
+// the switch, but the volumes may be on To by now. With an undone move that is older than every later one, an order says: use
+// the copy that this node has, unless the node has set it aside.
+func (t *Tx) noEmptyVolumes(m *Move) {
+	before := m.ID
+	before.Sequence--
+	for _, name := range m.Volumes {
+		if v, ok := t.state().Volume(m.In(), name, DriverLocal, m.From); ok && v.Undone.Less(before) {
+			next := *v
+			next.Undone = before
+			t.storeVolume(v, &next)
+		}
+	}
+}
+
 // awayFrom returns why From, which keeps the former copy of a move, cannot get the workload back now; "" if it can.
 func (t *Tx) awayFrom(m *Move) string {
 	if n, _ := t.r.nodes.Get(m.From); n == nil || !n.Up {
-		return "node " + m.From + ", which keeps the former copy, is not up: start it, or give that copy up (persysctl volume move " + m.Volumes[0] + " --settle)"
+		return "node " + m.From + ", which keeps the former copy, is not up: start it, or give that copy up (" + m.Command(MoveSettle) + ")"
 	}
 	return ""
 }
@@ -154,7 +203,9 @@ func (t *Tx) giveBack(m *Move, old *Workload, gone bool, reason string) string {
 		}
 		volumes = append(volumes, v)
 	}
-	if old.Node != m.To {
+	if old.Node == "" {
+		gone = true // it was evicted from To; noPlaceOn has checked that an exclusive instance is not left there
+	} else if old.Node != m.To {
 		return "the workload left node " + m.To
 	}
 	if on := t.nodeOf(old); old.Demand.Exclusive && !gone && !on.Fenced && !old.StoppedForMove() {

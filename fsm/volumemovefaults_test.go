@@ -247,3 +247,138 @@ func TestTheStopOfAMoveIsNotKeptForAnUndo(t *testing.T) {
 		is(t, "desired state of former member "+p.GetId(), p.GetDesired(), "Running")
 	}
 }
+
+// TestARestoreMakesNoEmptyVolume: a backup from before the switch of a move is restored into new schedulers. The data may be on the
+// new node, so an order to the former node must not make an empty volume.
+func TestARestoreMakesNoEmptyVolume(t *testing.T) {
+	for _, phase := range []MovePhase{MoveCopying, MoveStopping, MoveFinal} {
+		for _, reported := range []bool{false, true} {
+			t.Run(string(phase)+map[bool]string{true: " and the new node reports the copy"}[reported], func(t *testing.T) {
+				w := inMove(t, phase)
+				m, _ := w.s.Move("db")
+				var reports []Command
+				if reported {
+					reports = []Command{reportCopy("b", "data", m.ID), reportCopy("b", "logs", m.ID)}
+				}
+				start := func() *world {
+					old := *w
+					return restoredOver(t, &old, reports...)
+				}
+				r := start()
+				is(t, "phase", r.phase(), MoveKept)
+				is(t, "desired state", r.workload("db").Desired, DesiredRunning)
+				if phase != MoveCopying {
+					is(t, "the order to stop is the present order", r.workload("db").Acknowledged, false)
+				}
+				for _, name := range []string{"data", "logs"} {
+					v, ok := r.s.Volume("", name, DriverLocal, "a")
+					is(t, "the order says that the volume is no new one", ok && !v.Undone.IsZero(), true)
+					is(t, "the order takes no copy back that was set aside for the move", v.Undone.Less(m.ID), true)
+				}
+				r.ok(moveVolume("data", "a", "", MoveCancel))
+				is(t, "phase after a cancel", r.phase(), MoveUndone)
+				is(t, "node after a cancel", r.workload("db").Node, "a")
+				v, _ := r.s.Volume("", "data", DriverLocal, "a")
+				is(t, "undone after a cancel", v.Undone, m.ID)
+
+				r = start()
+				if x := r.do(moveVolume("data", "a", "", MoveSettle)); x.Kind == OK {
+					t.Error("a workload that may run on the former node was settled on the new one")
+				}
+				is(t, "phase after the refusal", r.phase(), MoveKept)
+				r.ok(setDesired("db", "Stopped"))
+				r.ok(r.says("db", "Stopped"))
+				r.ok(moveVolume("data", "a", "", MoveSettle))
+				is(t, "phase after a settle", r.phase(), MovePlaced)
+				is(t, "node after a settle", r.workload("db").Node, "b")
+				is(t, "volumes after a settle", r.volumes(), "default/data/local/b held of db, default/logs/local/b held of db")
+			})
+		}
+	}
+}
+
+// TestAMoveChecksTheNewNodeAgain: the new node may have been cordoned or drained while the data was copied.
+func TestAMoveChecksTheNewNodeAgain(t *testing.T) {
+	for _, phase := range []MovePhase{MoveCopying, MoveFinal} {
+		for name, c := range map[string]Command{
+			"cordoned": cordon("b", true),
+			"draining": {Body: &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: "b", On: true}}},
+		} {
+			w := inMove(t, phase)
+			w.ok(c)
+			next := map[MovePhase]MovePhase{MoveCopying: MoveStopping, MoveFinal: MovePlaced}[phase]
+			w.ok(w.phaseStep("db", next))
+			is(t, "phase after the node was "+name+" in phase "+string(phase), w.phase(), MoveUndone)
+			is(t, "desired state", w.workload("db").Desired, DesiredRunning)
+			is(t, "node", w.workload("db").Node, "a")
+		}
+	}
+	// The resources that the move reserves are not counted twice.
+	w := inMove(t, MoveFinal)
+	w.ok(put("big", demand(func(d *commandv1.Demand) { d.CpuMillicores = 3000 })))
+	w.ok(w.assign("big", "b"))
+	w.ok(w.phaseStep("db", MovePlaced))
+	is(t, "phase on a full node", w.phase(), MovePlaced)
+}
+
+// TestARetryDuringTheLastCopyDoesNotUndoTheMove: a retry gives the stopped workload a new order.
+func TestARetryDuringTheLastCopyDoesNotUndoTheMove(t *testing.T) {
+	w := inMove(t, MoveFinal)
+	w.ok(&commandv1.Command{Body: &commandv1.Command_RetryWorkload{RetryWorkload: &commandv1.RetryWorkload{Id: "db"}}})
+	w.do(w.phaseStep("db", MovePlaced))
+	is(t, "phase before the node has confirmed the new order", w.phase(), MoveFinal)
+	w.ok(w.says("db", "Stopped"))
+	w.ok(w.phaseStep("db", MovePlaced))
+	is(t, "phase", w.phase(), MovePlaced)
+}
+
+// drainedAfterTheSwitch returns a world in which the workload of a placed move was evicted from the new node without its data.
+func drainedAfterTheSwitch(t *testing.T) *world {
+	w := inMove(t, MovePlaced)
+	w.run("db")
+	w.ok(gone("db", "a", nil))
+	w.ok(&commandv1.Command{Body: &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: "b", On: true, DiscardData: true}}})
+	w.ok(w.evict("db", CodeDraining, false))
+	is(t, "phase", w.phase(), MoveKept)
+	is(t, "node", w.workload("db").Node, "")
+	return w
+}
+
+// TestAWorkloadIsNotPlacedOnAnUnusedCopy: no agent starts a workload on a copy of its volumes that is not in use.
+func TestAWorkloadIsNotPlacedOnAnUnusedCopy(t *testing.T) {
+	undrain := &commandv1.Command{Body: &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: "b"}}}
+	w := drainedAfterTheSwitch(t)
+	w.ok(undrain)
+	for _, node := range []string{"a", "b"} {
+		w.do(w.assign("db", node))
+		is(t, "node after an assignment to "+node, w.workload("db").Node, "")
+	}
+	w.ok(w.assign("db", "c"))
+	if r := w.do(moveVolume("data", "b", "", MoveCancel)); !strings.Contains(r.Reason, "is on node \"c\"") {
+		t.Errorf("a cancel returned %s %q", r.Kind, r.Reason)
+	}
+	w.ok(moveVolume("data", "b", "", MoveSettle))
+	is(t, "phase after a settle", w.phase(), MoveDone)
+
+	w = drainedAfterTheSwitch(t)
+	w.ok(moveVolume("data", "b", "", MoveCancel))
+	is(t, "phase after a cancel", w.phase(), MoveUndone)
+	is(t, "node after a cancel", w.workload("db").Node, "a")
+	is(t, "volumes after a cancel", w.volumes(), "default/data/local/a held of db, default/logs/local/a held of db")
+
+	w = drainedAfterTheSwitch(t)
+	w.ok(undrain)
+	w.ok(moveVolume("data", "b", "", MoveSettle))
+	w.do(w.assign("db", "a"))
+	is(t, "node while the former copy is deleted", w.workload("db").Node, "")
+	w.ok(w.assign("db", "b"))
+	v, _ := w.s.Volume("", "data", DriverLocal, "b")
+	is(t, "the volume has the copy of the move", v.Copy.IsZero(), false)
+
+	w = inMove(t, MoveCopying)
+	w.ok(moveVolume("data", "a", "", MoveCancel))
+	w.ok(&commandv1.Command{Body: &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: "a", On: true, DiscardData: true}}})
+	w.ok(w.evict("db", CodeDraining, false))
+	w.do(w.assign("db", "b"))
+	is(t, "node while the new copy of an undone move is there", w.workload("db").Node, "")
+}

@@ -126,12 +126,33 @@ func MoveOf(v MoveView, namespace, name, node string) (found *Move) {
 	return found
 }
 
-// MovesInto returns why a workload may not be placed on a node: a volume of the name that it uses is moved from or to
-// this node for another workload. It returns "" if there is no such move.
-func MovesInto(v MoveView, w *Workload, node string) (why string) {
+// MovesInto returns why a workload without a node may not be placed on a node: a volume of the name that it uses is moved from
+// or to this node for another workload, or the node has a copy of its own volumes that is not in use, on which no agent starts
+// it. It returns "" if there is no such move.
+func MovesInto(v MoveView, w *Workload, node string) string {
 	if len(w.Demand.Volumes) == 0 {
 		return ""
 	}
+	return cmp.Or(movesOfOthers(v, w, node), awaitsMove(v, w, node))
+}
+
+// awaitsMove returns why a workload without a node may not be placed on a node because of the move of its own volumes; "" if it
+// may. After a move was undone, the copy of From is in use, and so is that of To once From deletes its own.
+func awaitsMove(v MoveView, w *Workload, node string) string {
+	m, ok := v.Move(w.ID)
+	if !ok || len(w.Demand.Volumes) == 0 {
+		return ""
+	}
+	switch {
+	case m.Phase == MoveKept && (node == m.From || node == m.To):
+		return m.inProgress()
+	case (m.Phase == MoveUndone || m.Phase == MoveDropping) && node == m.To, m.Phase == MoveDone && node == m.From:
+		return m.inProgress()
+	}
+	return ""
+}
+
+func movesOfOthers(v MoveView, w *Workload, node string) (why string) {
 	v.Moves(func(m *Move) bool {
 		if m.Workload == w.ID {
 			return true
@@ -257,15 +278,15 @@ func (m *Move) inProgress() string {
 	text := "the volumes of workload " + quoted(m.Workload) + " move from node " + m.From + " to node " + m.To + " (" + string(m.Phase) + ")"
 	switch {
 	case m.Open():
-		return text + ": wait for its end, or cancel it: persysctl volume move " + m.Volumes[0] + " --cancel"
+		return text + ": wait for its end, or cancel it: " + m.Command(MoveCancel)
 	case m.Returnable():
-		return text + ", and node " + m.From + " still keeps the former copy: wait, or delete that copy: persysctl volume move " + m.Volumes[0] + " --settle"
+		return text + ", and node " + m.From + " still keeps the former copy: wait, or delete that copy: " + m.Command(MoveSettle)
 	}
 	switch m.Phase {
 	case MoveKept:
-		return text + ", and a person must say which copy is used: persysctl volume move " + m.Volumes[0] + " --cancel (that of node " + m.From + ") or --settle (that of node " + m.To + ")"
+		return text + ", and a person must say which copy is used: " + m.Command(MoveCancel) + " (that of node " + m.From + ") or --settle (that of node " + m.To + ")"
 	case MoveUndone:
-		return text + ": wait until node " + m.From + " has confirmed that it has its copy, or delete the copy of node " + m.To + " now: persysctl volume move " + m.Volumes[0] + " --node " + m.From + " --settle"
+		return text + ": wait until node " + m.From + " has confirmed that it has its copy, or delete the copy of node " + m.To + " now: " + m.Command(MoveSettle)
 	}
 	return text + ": wait until the node has deleted the copy that is not needed"
 }
@@ -308,7 +329,7 @@ func (t *Tx) movable(w *Workload, to string) (names []string, why string) {
 		if u.Driver != DriverLocal {
 			continue
 		}
-		if why := t.movableVolume(w, u, to); why != "" {
+		if why := t.movableVolume(w, u, to, Generation{}); why != "" {
 			return nil, why
 		}
 		names = append(names, u.Name)
@@ -324,8 +345,9 @@ func (t *Tx) movable(w *Workload, to string) (names []string, why string) {
 	return names, ""
 }
 
-// movableVolume returns why a volume of w cannot move from its node to another one; "" if it can.
-func (t *Tx) movableVolume(w *Workload, u VolumeUse, to string) string {
+// movableVolume returns why a volume of w cannot move from its node to another one; "" if it can. made is the id of the move if it
+// is in progress: To may report the copy that this move made, if a backup from before the switch was restored.
+func (t *Tx) movableVolume(w *Workload, u VolumeUse, to string, made Generation) string {
 	v, ok := t.state().Volume(w.In(), u.Name, DriverLocal, w.Node)
 	if !ok || !v.Held {
 		return "volume " + quoted(u.Name) + " has no data on node " + w.Node + " yet"
@@ -338,7 +360,7 @@ func (t *Tx) movableVolume(w *Workload, u VolumeUse, to string) string {
 	}
 	there := *v
 	there.Node = to
-	if _, ok := t.r.volumes.Get(there.key()); ok {
+	if have, ok := t.r.volumes.Get(there.key()); ok && (made.IsZero() || have.Copy != made) {
 		return "node " + to + " has a volume " + quoted(u.Name) + " already: delete it (persysctl volume rm " + u.Name + " --node " + to + ") or choose another node"
 	}
 	if users := t.state().UsersOfVolume(&there); len(users) > 0 {
@@ -437,6 +459,10 @@ func (t *Tx) advance(m *Move, to MovePhase, reason string) string {
 	case to == MoveUndone && m.Open():
 		t.undo(m, reason)
 	case to == MoveStopping && m.Phase == MoveCopying && ok:
+		if why := t.unsuited(w, m.To); why != "" {
+			t.undo(m, why)
+			break
+		}
 		t.stopForMove(m, w)
 	case to == MoveFinal && m.Phase == MoveStopping && ok:
 		if !w.StoppedForMove() {
@@ -444,6 +470,9 @@ func (t *Tx) advance(m *Move, to MovePhase, reason string) string {
 		}
 		t.step(m, MoveFinal, "")
 	case to == MovePlaced && m.Phase == MoveFinal && ok:
+		if !w.StoppedForMove() { // for example, a user has requested a retry, and the node has not answered the new order yet
+			return "workload " + quoted(w.ID) + " is not confirmed to be stopped"
+		}
 		if why := t.switchOver(m, w); why != "" {
 			t.undo(m, why)
 		}
@@ -502,10 +531,9 @@ func (m *Move) stopText() string {
 // switchOver assigns the workload of a move to the new node and gives that node the volumes. It checks all volumes once
 // more, and returns why the switch is not possible.
 func (t *Tx) switchOver(m *Move, old *Workload) string {
-	n, ok := t.r.nodes.Get(m.To)
 	switch {
-	case !ok || !n.Up:
-		return "node " + m.To + " is not up"
+	case t.unsuited(old, m.To) != "":
+		return t.unsuited(old, m.To)
 	case old.Node != m.From || !old.StoppedForMove():
 		return "the workload is not stopped on node " + m.From
 	}
@@ -514,7 +542,7 @@ func (t *Tx) switchOver(m *Move, old *Workload) string {
 		if u.Driver != DriverLocal {
 			continue
 		}
-		if why := t.movableVolume(old, u, m.To); why != "" {
+		if why := t.movableVolume(old, u, m.To, m.ID); why != "" {
 			return why
 		}
 		names = append(names, u.Name)
@@ -524,6 +552,9 @@ func (t *Tx) switchOver(m *Move, old *Workload) string {
 	}
 	placed := t.step(m, MovePlaced, "")
 	for _, name := range m.Volumes {
+		if there, ok := t.state().Volume(m.In(), name, DriverLocal, m.To); ok {
+			t.storeVolume(there, nil)
+		}
 		v, _ := t.state().Volume(m.In(), name, DriverLocal, m.From)
 		next := *v
 		next.Node, next.Copy, next.Former, next.Undone = m.To, m.ID, v.Copy, Generation{}
@@ -608,9 +639,13 @@ func (t *Tx) restoreMoves(facts State, fresh bool) {
 
 // settleMoves is called after a restore, when all indexes exist. It ends the moves that no longer fit to the restored
 // records.
-func (t *Tx) settleMoves() {
+func (t *Tx) settleMoves(fresh bool) {
 	for _, m := range t.r.moves.Values() {
 		w, ok := t.r.workloads.Get(m.Workload)
+		if fresh && m.Phase == MoveKept && m.onSource(w) {
+			t.noEmptyVolumes(m)
+			continue
+		}
 		if ok && m.Open() && w.Node == m.From && demandEqual(w.Demand, m.Demand) {
 			next := *m
 			next.Demand = w.Demand

@@ -80,7 +80,7 @@ func (s *Server) unproved(v fsm.View, in, name string, req *clusterv1.MoveVolume
 	if ok && r.Message != "" {
 		why += ": " + r.Message
 	}
-	return why + "; start that node, or use the other copy (persysctl volume move " + m.Volumes[0] + " --cancel or --settle)"
+	return why + "; start that node, or use the other copy (" + m.Command(fsm.MoveCancel) + ", or --settle)"
 }
 
 // userOf returns the only workload that uses a local volume; nil if there is none or more than one.

@@ -87,7 +87,7 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 		case m.Open() && n.Up:
 			code = "" // its volumes are being moved to another node, and it leaves with them
 		case m.Returnable() && !n.Up && w.Node == m.To && (code == fsm.CodeNodeLost || leavesNode(code)) && !p.canReturn(m):
-			return p.explain(w, fsm.CodeHoldsData, "node "+m.From+" keeps the former copy of its volumes and has not reported it: start that node, or give that copy up (persysctl volume move "+m.Volumes[0]+" --settle)"), 0
+			return p.explain(w, fsm.CodeHoldsData, "node "+m.From+" keeps the former copy of its volumes and has not reported it: start that node, or give that copy up ("+m.Command(fsm.MoveSettle)+")"), 0
 		}
 	}
 	switch {
