@@ -324,7 +324,11 @@ func (t *Tx) removeNode(b *commandv1.RemoveNode) Result {
 			n.ID, n.Status(), alloc.Workloads, alloc.Residuals)
 	}
 	if bound := t.boundOn(n); len(bound) > 0 && !b.GetDiscardData() {
-		return refuse(Conflict, "node %q has the only copy of data of %s: to start them elsewhere without it, use --discard-data", n.ID, boundText(n, bound))
+		which, others := "only", t.otherCopies(n.ID)
+		if others != "" {
+			which = "newest"
+		}
+		return refuse(Conflict, "node %q has the %s copy of data of %s: to start them elsewhere without it, use --discard-data%s", n.ID, which, boundText(n, bound), others)
 	}
 	if kept := t.keptFor(n.ID); len(kept) > 0 && !b.GetDiscardData() {
 		return refuse(Conflict, "volumes of %s move from node %q, which has a copy of their data that may be needed: wait until the moves have ended, or use --discard-data", DataText(kept), n.ID)

@@ -271,6 +271,27 @@ func (t *Tx) moveIn(namespace string) (found *Move) {
 	return found
 }
 
+func (t *Tx) movesIn(namespace string) (count int) {
+	t.state().Moves(func(m *Move) bool {
+		if m.In() == namespace {
+			count++
+		}
+		return true
+	})
+	return count
+}
+
+// otherCopies is the end of the refusal to remove a node: other nodes keep copies of volumes to which workloads return.
+func (t *Tx) otherCopies(node string) (text string) {
+	t.state().Moves(func(m *Move) bool {
+		if w, ok := t.r.workloads.Get(m.Workload); m.Returnable() && m.To == node && ok && w.Node == node {
+			text += "; workload " + m.Workload + " then returns to node " + m.From + ", which keeps the former copy of its volumes"
+		}
+		return len(text) < maxMoveWhy
+	})
+	return text
+}
+
 // keptFor returns the ids of the workloads of whose volumes a node has a copy that may be the only one.
 func (t *Tx) keptFor(node string) (ids []string) {
 	t.state().Moves(func(m *Move) bool {

@@ -382,3 +382,62 @@ func TestAWorkloadIsNotPlacedOnAnUnusedCopy(t *testing.T) {
 	w.do(w.assign("db", "b"))
 	is(t, "node while the new copy of an undone move is there", w.workload("db").Node, "")
 }
+
+// TestANamespaceHasALimitOfMoves: one namespace cannot take all moves.
+func TestANamespaceHasALimitOfMoves(t *testing.T) {
+	w := formed(t)
+	big := func(n *commandv1.RegisterNode) { n.VolumeMoves, n.CpuMillicores, n.MemoryMib = true, 100_000, 100_000 }
+	w.ok(register("a", big))
+	w.ok(register("b", big))
+	w.ok(putNamespace("shop"))
+	move := func(i int, in string) Result {
+		id := "db" + in + decimal(i)
+		w.place(id, "a", folders(id), inNamespace(in), demand(func(d *commandv1.Demand) { d.CpuMillicores = 10 }))
+		w.run(id)
+		return w.do(&commandv1.Command{Body: &commandv1.Command_MoveVolume{MoveVolume: &commandv1.MoveVolume{Name: id, Namespace: in, From: "a", To: "b"}}})
+	}
+	for i := range MaxMovesIn {
+		is(t, "move "+decimal(i), move(i, "shop").Kind, OK)
+	}
+	if r := move(MaxMovesIn, "shop"); !strings.Contains(r.Reason, "maximum of a namespace") {
+		t.Errorf("one move more returned %s %q", r.Kind, r.Reason)
+	}
+	is(t, "a move of another namespace", move(0, "").Kind, OK)
+}
+
+// TestTextsOfMoves: texts name the node of the volume, and the node to which a workload returns.
+func TestTextsOfMoves(t *testing.T) {
+	deleted := func(w *world) { w.ok(remove("db", false)); w.ok(gone("db", "a", nil)); w.ok(gone("db", "b", nil)) }
+	for _, c := range []struct {
+		name  string
+		phase MovePhase
+		set   func(w *world)
+		do    Command
+		want  string
+	}{
+		{"a second move", MoveCopying, nil, moveVolume("data", "a", "c", ""), "persysctl volume move data --node a --cancel"},
+		{"a second move after the switch", MovePlaced, func(w *world) { w.run("db") }, moveVolume("data", "b", "c", ""), "persysctl volume move data --node b --settle"},
+		{"the new node is removed", MovePlaced, func(w *world) { w.run("db") }, removeNode("b", true),
+			`has the newest copy of data of db (volume data, volume logs): to start them elsewhere without it, use --discard-data; workload db then returns to node a`},
+		{"the node is removed without a move", "", nil, removeNode("a", true), "has the only copy of data of db"},
+		{"a settle without a volume", MovePlaced, func(w *world) {
+			w.ok(put("db", folders("data", "logs"), demand(func(d *commandv1.Demand) {
+				for _, v := range d.Volumes {
+					v.Retain = false
+				}
+			})))
+			w.run("db")
+			deleted(w)
+		}, moveVolume("data", "a", "", MoveSettle), "keep the copy of node \"a\" (persysctl volume move data --node a --cancel)"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := inMove(t, c.phase)
+			if c.set != nil {
+				c.set(w)
+			}
+			if r := w.do(c.do); r.Kind == OK || !strings.Contains(r.Reason, c.want) {
+				t.Errorf("the result is %s %q, want a refusal with %q", r.Kind, r.Reason, c.want)
+			}
+		})
+	}
+}

@@ -42,6 +42,9 @@ const (
 // MaxMoves is the maximum number of moves at the same time.
 const MaxMoves = 256
 
+// MaxMovesIn is the maximum number of moves of one namespace at the same time, so that others can move volumes too.
+const MaxMovesIn = 32
+
 // MinMoveRate is the lowest limit of the speed of a move in bytes per second.
 const MinMoveRate = 1 << 20
 
@@ -136,6 +139,22 @@ func MovesInto(v MoveView, w *Workload, node string) string {
 	return cmp.Or(movesOfOthers(v, w, node), awaitsMove(v, w, node))
 }
 
+// NodesInMoves returns the nodes for which MovesInto returns a reason.
+func NodesInMoves(v MoveView, w *Workload) (nodes []string) {
+	if len(w.Demand.Volumes) == 0 {
+		return nil
+	}
+	v.Moves(func(m *Move) bool {
+		for _, node := range [...]string{m.From, m.To} {
+			if !slices.Contains(nodes, node) && (m.takes(w, node) != "" || m.Workload == w.ID && awaitsMove(v, w, node) != "") {
+				nodes = append(nodes, node)
+			}
+		}
+		return true
+	})
+	return nodes
+}
+
 // awaitsMove returns why a workload without a node may not be placed on a node because of the move of its own volumes; "" if it
 // may. After a move was undone, the copy of From is in use, and so is that of To once From deletes its own.
 func awaitsMove(v MoveView, w *Workload, node string) string {
@@ -153,18 +172,25 @@ func awaitsMove(v MoveView, w *Workload, node string) string {
 }
 
 func movesOfOthers(v MoveView, w *Workload, node string) (why string) {
+	if len(w.Demand.Volumes) == 0 {
+		return ""
+	}
 	v.Moves(func(m *Move) bool {
-		if m.Workload == w.ID {
-			return true
-		}
-		for _, u := range w.Demand.Volumes {
-			if u.Driver == DriverLocal && m.Has(w.In(), u.Name, node) {
-				why = "volume " + quoted(u.Name) + " of workload " + m.Workload + " moves from node " + m.From + " to node " + m.To
-			}
-		}
+		why = m.takes(w, node)
 		return why == ""
 	})
 	return why
+}
+
+// takes returns why a workload may not be placed on a node because m moves a volume of the name that it uses from or to this node
+// for another workload; "" if it may.
+func (m *Move) takes(w *Workload, node string) string {
+	for _, u := range w.Demand.Volumes {
+		if m.Workload != w.ID && u.Driver == DriverLocal && m.Has(w.In(), u.Name, node) {
+			return "volume " + quoted(u.Name) + " of workload " + m.Workload + " moves from node " + m.From + " to node " + m.To
+		}
+	}
+	return ""
 }
 
 // putMove stores m in place of old. Either may be nil.
@@ -259,6 +285,9 @@ func (t *Tx) moveVolume(b *commandv1.MoveVolume) Result {
 	}
 	if t.r.moves.Len() >= MaxMoves {
 		return refuse(Conflict, "%d volumes are being moved, which is the maximum: try again later", t.r.moves.Len())
+	}
+	if n := t.movesIn(in); n >= MaxMovesIn {
+		return refuse(Conflict, "%d volumes of namespace %q are being moved, which is the maximum of a namespace: try again later", n, clip(in))
 	}
 	names, why := t.movable(w, b.GetTo())
 	if why != "" {

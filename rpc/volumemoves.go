@@ -105,16 +105,33 @@ func volumeMoveView(m *fsm.Move) *clusterv1.VolumeMove {
 	}
 }
 
-// addProgress adds to a move what the node to which the volumes move last reported. Only the leader knows it.
+// addProgress adds to a move what its nodes last reported. Only the leader knows it. The progress is that of the copy on To. The
+// problem is that of the node for which the move waits in its phase, or else that of the other node, if this node may have one.
 func (s *Server) addProgress(m *clusterv1.VolumeMove) {
 	if m == nil {
 		return
 	}
-	r, ok := s.leader.MoveReportOf(m.GetTo(), m.GetWorkloadId())
-	if !ok {
-		return
+	var nodes []string
+	switch fsm.MovePhase(m.GetPhase()) {
+	case fsm.MovePlaced, fsm.MoveDone, fsm.MoveUndone:
+		nodes = []string{m.GetFrom()}
+	case fsm.MoveDropping:
+		nodes = []string{m.GetTo()}
+	default:
+		nodes = []string{m.GetTo(), m.GetFrom()}
 	}
-	m.TotalBytes, m.DoneBytes, m.SentBytes, m.Problem = r.Total, r.Done, r.Sent, r.Message
+	for _, node := range nodes {
+		r, ok := s.leader.MoveReportOf(node, m.GetWorkloadId())
+		if !ok {
+			continue
+		}
+		if node == m.GetTo() {
+			m.TotalBytes, m.DoneBytes, m.SentBytes = r.Total, r.Done, r.Sent
+		}
+		if m.Problem == "" && r.Message != "" {
+			m.Problem = "node " + node + ": " + r.Message
+		}
+	}
 }
 
 // movesFor returns the moves in which a node takes part. The list is complete, and present also if it is empty.

@@ -78,3 +78,33 @@ func TestAReturnNeedsTheFormerCopy(t *testing.T) {
 		}
 	}
 }
+
+// TestTheProblemOfAMove: a view of a move has the error of the node for which the move waits.
+func TestTheProblemOfAMove(t *testing.T) {
+	server := &Server{leader: &replica{moves: map[string]sched.MoveReport{
+		"a": {State: sched.MoveReportKept, Message: "the folder is missing"}, "b": {State: sched.MoveReportCopying, Total: 7, Message: "the disk is full"},
+	}}}
+	quiet := &Server{leader: &replica{moves: map[string]sched.MoveReport{
+		"a": {Message: "the folder is missing"}, "b": {Total: 7},
+	}}}
+	for _, c := range []struct {
+		server *Server
+		phase  fsm.MovePhase
+		want   string
+		total  int64
+	}{
+		{server, fsm.MoveCopying, "node b: the disk is full", 7},
+		{quiet, fsm.MoveFinal, "node a: the folder is missing", 7},
+		{server, fsm.MovePlaced, "node a: the folder is missing", 0},
+		{server, fsm.MoveUndone, "node a: the folder is missing", 0},
+		{server, fsm.MoveDone, "node a: the folder is missing", 0},
+		{server, fsm.MoveDropping, "node b: the disk is full", 7},
+		{quiet, fsm.MoveKept, "node a: the folder is missing", 7},
+	} {
+		m := &clusterv1.VolumeMove{WorkloadId: "db", From: "a", To: "b", Phase: string(c.phase)}
+		c.server.addProgress(m)
+		if m.GetProblem() != c.want || m.GetTotalBytes() != c.total {
+			t.Errorf("phase %s: problem %q, %d bytes", c.phase, m.GetProblem(), m.GetTotalBytes())
+		}
+	}
+}
