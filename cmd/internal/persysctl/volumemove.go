@@ -72,6 +72,8 @@ say which copy is used: --cancel (the former one) or --settle (the one on the ot
 			return err
 		}
 		switch {
+		case cancel && r.GetMove() == nil:
+			c.done(args[0], "does not move any more", r)
 		case cancel:
 			c.done(args[0], "stays on "+r.GetMove().GetFrom(), r)
 		case settle:
