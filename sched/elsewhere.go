@@ -29,7 +29,12 @@ func subjectAt(w *fsm.Workload, now int64) subject {
 	return who
 }
 
-func (p *planner) subject(w *fsm.Workload) subject { return subjectAt(w, p.Now) }
+// subject is subjectAt at the present time. It also excludes the nodes on which moves of volumes do not permit w.
+func (p *planner) subject(w *fsm.Workload) subject {
+	who := subjectAt(w, p.Now)
+	who.never = fsm.NodesInMoves(p.State, w)
+	return who
+}
 
 // exclude makes the present search for a node ignore the given nodes.
 func (x *nodeIndex) exclude(nodes []string) {
@@ -115,7 +120,7 @@ func (p *planner) another(w *fsm.Workload, left []fsm.NodeFailure) int32 {
 		return -1
 	}
 	who := subjectOf(w)
-	who.never = append(who.never, w.Node)
+	who.never = append(fsm.NodesInMoves(p.State, w), w.Node)
 	for _, f := range left {
 		who.never = append(who.never, f.Node)
 	}

@@ -98,9 +98,12 @@ func (p *planner) spare(w *fsm.Workload) NodeID {
 	if p.hopeless(w) {
 		return ""
 	}
-	q := p.c.find(p.State, p.subject(w), w.Demand)
+	who := p.subject(w)
+	q := p.c.find(p.State, who, w.Demand)
 	if q.best < 0 {
-		p.failed[string(p.key)] = true
+		if len(who.never) == 0 { // workloads with an equal demand may have other volumes
+			p.failed[string(p.key)] = true
+		}
 		return ""
 	}
 	p.keepRoom(w.Demand, q.best)

@@ -249,13 +249,18 @@ func (p *planner) placeOne(w *fsm.Workload) {
 			return
 		}
 		if !p.hopeless(w) {
-			if q := c.find(p.State, p.subject(w), w.Demand); q.best >= 0 {
-				if why := fsm.MovesInto(p.State, w, c.nodes.recs[q.best].ID); why != "" {
-					p.explain(w, fsm.CodeUnplaced, why+"; the workload is placed when the move has ended")
-					return
-				}
+			who := p.subject(w)
+			q := c.find(p.State, who, w.Demand)
+			if q.best >= 0 {
 				p.assign(w, q.best, fmt.Sprintf("score %d", q.result.Total), nil)
 				return
+			}
+			if len(who.never) > 0 {
+				who.never = nil
+				if q := c.find(p.State, who, w.Demand); q.best >= 0 {
+					p.explain(w, fsm.CodeUnplaced, fsm.MovesInto(p.State, w, c.nodes.recs[q.best].ID)+"; no other node fits, so the workload is placed when the move has ended")
+					return
+				}
 			}
 			p.failed[string(p.key)] = true
 		}
@@ -333,7 +338,7 @@ func (p *planner) former(w *fsm.Workload) (at int32, from *fsm.Residual, code, w
 	if live == 0 {
 		return -1, nil, "", ""
 	}
-	if live == 1 && p.mayReturn(w, from) {
+	if live == 1 && p.mayReturn(w, from) && fsm.MovesInto(p.State, w, from.Node) == "" {
 		return p.c.nodes.slotOf[from.Node], from, "", ""
 	}
 	n, _ := p.State.Node(from.Node)

@@ -47,12 +47,13 @@ func (p *planner) clearance(w *fsm.Workload, rank fsm.Rank) (best plan, ok bool)
 	if w.Demand.Priority <= 0 || w.Demand.Surge { // a member that exists only during an update evicts nothing
 		return plan{}, false
 	}
-	if avoids := p.subject(w).avoids; len(avoids) > 0 {
-		if best, ok = p.clearanceExcept(w, rank, avoids); ok {
+	who := p.subject(w)
+	if len(who.avoids) > 0 {
+		if best, ok = p.clearanceExcept(w, rank, append(who.avoids, who.never...)); ok {
 			return best, true
 		}
 	}
-	return p.clearanceExcept(w, rank, nil)
+	return p.clearanceExcept(w, rank, who.never)
 }
 
 // clearanceExcept finds a way to make room for a workload on a node that is not one of the given nodes.

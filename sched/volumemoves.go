@@ -85,7 +85,10 @@ func (p *planner) nextPhase(m *fsm.Move) (phase fsm.MovePhase, reason string, wa
 		switch {
 		case to.State == MoveReportFailed:
 			return fsm.MoveUndone, to.Message, 0, true
-		case m.Phase == fsm.MoveFinal && to.State == MoveReportReady && !lost(m.To, 0):
+		case m.Phase == fsm.MoveFinal && to.State == MoveReportReady && !lost(m.To, 0) && known && w.StoppedForMove():
+			if why := p.unsuited(w, m.To); why != "" {
+				return fsm.MoveUndone, why, 0, true
+			}
 			return fsm.MovePlaced, "", 0, true // the copy is complete, so the switch needs nothing of the former node
 		case lost(m.From, moveLostLimit):
 			return fsm.MoveUndone, "node " + m.From + " is lost", 0, true
@@ -96,6 +99,9 @@ func (p *planner) nextPhase(m *fsm.Move) (phase fsm.MovePhase, reason string, wa
 	switch m.Phase {
 	case fsm.MoveCopying:
 		if to.State == MoveReportCopied {
+			if why := p.unsuited(w, m.To); known && why != "" {
+				return fsm.MoveUndone, why, 0, true
+			}
 			return fsm.MoveStopping, "", 0, true
 		}
 		if late(moveCopyLimit) {
@@ -133,6 +139,23 @@ func (p *planner) nextPhase(m *fsm.Move) (phase fsm.MovePhase, reason string, wa
 		return p.cleaned(m, m.To, to, late)
 	}
 	return "", "", wake, false
+}
+
+// unsuited returns why a node may not get the workload of a move any more: it was cordoned, drained or tainted, or its labels have
+// changed since the move began. It returns "" if the node may get it. Resources are reserved on the node already.
+func (p *planner) unsuited(w *fsm.Workload, node NodeID) string {
+	x := p.c.nodes
+	s, ok := x.slotOf[node]
+	if w == nil || !ok {
+		return ""
+	}
+	if !x.recs[s].Schedulable() {
+		return "node " + node + " is not schedulable: it is down, cordoned or draining"
+	}
+	if r := x.static(x.pooled[w.In()], w.Demand, s); r.filter != passes {
+		return x.sentence(p.State, w.Demand, s, r)
+	}
+	return ""
 }
 
 // cleaned removes the record of a move once its node has deleted the copy that is not needed, or has not done so in a day.

@@ -65,6 +65,10 @@ func TestNextPhaseOfAMove(t *testing.T) {
 		w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{
 			{Workload: "db", Node: x.Node, Generation: fsm.GenerationPB(x.Generation), Acknowledged: true, State: "Running", ObservedAt: w.now}}}}})
 	}
+	cordoned := func(w *world) { w.cordon("b", true) }
+	tainted := func(w *world) {
+		w.do(&commandv1.Command{Body: &commandv1.Command_TaintNode{TaintNode: &commandv1.TaintNode{Id: "b", Taints: []*commandv1.NodeTaint{{Taint: &commandv1.Taint{Key: "gpu", Effect: "NoSchedule"}}}}}})
+	}
 	for _, c := range []struct {
 		name  string
 		start []fsm.MovePhase
@@ -92,6 +96,13 @@ func TestNextPhaseOfAMove(t *testing.T) {
 		{"the target is lost while the workload is stopped", final, []func(*world){down("b", 0)}, "undone"},
 		{"the copy is not complete", final, []func(*world){says("b", MoveReportCopied)}, "-"},
 		{"the copy is complete", final, []func(*world){says("b", MoveReportReady)}, "placed"},
+		{"a pass is complete, and the target is cordoned", nil, []func(*world){says("b", MoveReportCopied), cordoned}, "undone"},
+		{"a pass is complete, and the target is tainted", nil, []func(*world){says("b", MoveReportCopied), tainted}, "undone"},
+		{"the copy is complete, and the target is cordoned", final, []func(*world){says("b", MoveReportReady), cordoned}, "undone"},
+		{"the copy is complete, and the target is tainted", final, []func(*world){says("b", MoveReportReady), tainted}, "undone"},
+		{"the copy is complete, and the stop is not confirmed for the present order", final, []func(*world){says("b", MoveReportReady), func(w *world) {
+			w.do(&commandv1.Command{Body: &commandv1.Command_RetryWorkload{RetryWorkload: &commandv1.RetryWorkload{Id: "db"}}})
+		}}, "-"},
 		{"the copy is complete, and the source is lost", final, []func(*world){says("b", MoveReportReady), down("a", 0)}, "placed"},
 		{"the copy is complete, and the target is lost", final, []func(*world){says("b", MoveReportReady), down("b", 0)}, "undone"},
 		{"the last copy takes too long", final, []func(*world){after(4*3600*second + 60*second)}, "undone"},
@@ -160,6 +171,56 @@ func TestNothingLeavesDuringAMove(t *testing.T) {
 	for _, c := range w.plain().Commands {
 		if c.GetEvict() != nil {
 			t.Errorf("the planner proposes %s", c)
+		}
+	}
+}
+
+// TestAWorkloadIsPlacedBesideAMove: a workload that uses a volume of a name that moves is placed on another node, and waits only
+// if no other node fits.
+func TestAWorkloadIsPlacedBesideAMove(t *testing.T) {
+	w := inMove(t)
+	use := demand(func(d *commandv1.Demand) { d.Volumes = []*commandv1.VolumeUse{{Name: "data", Driver: "local"}} })
+	high := func(p *commandv1.WorkloadPut) { p.Demand.Priority = 10 }
+	w.apply("web", use, high)
+	for range 3 {
+		w.step()
+	}
+	if x := w.get("web"); x.Node != "" || x.Reason.Message != `volume "data" of workload db moves from node a to node b; no other node fits, so the workload is placed when the move has ended` {
+		t.Errorf("without another node, web is on %q: %s", x.Node, x.Reason.Message)
+	}
+	w.apply("plain", high) // an equal demand without the volume is not kept back
+	for range 3 {
+		w.step()
+	}
+	if x := w.get("plain"); x.Node == "" {
+		t.Errorf("a workload without the volume is not placed: %s", x.Reason.Message)
+	}
+	w.node("c", func(n *commandv1.RegisterNode) { n.CpuMillicores, n.MemoryMib = 1000, 1024 }) // the scores of a and b are better
+	for range 3 {
+		w.step()
+	}
+	if x := w.get("web"); x.Node != "c" {
+		t.Errorf("with another node, web is on %q: %s", x.Node, x.Reason.Message)
+	}
+}
+
+// TestNothingIsPreemptedOnANodeOfAMove: the workload could not be placed there.
+func TestNothingIsPreemptedOnANodeOfAMove(t *testing.T) {
+	w := inMove(t)
+	for _, id := range []string{"x", "y"} {
+		w.apply(id, demand(func(d *commandv1.Demand) { d.CpuMillicores, d.Priority = 3000, 1 }))
+		w.settle()
+	}
+	w.apply("web", demand(func(d *commandv1.Demand) {
+		d.CpuMillicores, d.Priority = 2000, 10
+		d.Volumes = []*commandv1.VolumeUse{{Name: "data", Driver: "local"}}
+	}))
+	for range 5 {
+		w.step()
+	}
+	for _, id := range []string{"x", "y"} {
+		if w.get(id).Node == "" {
+			t.Errorf("workload %s was evicted", id)
 		}
 	}
 }
