@@ -297,6 +297,26 @@ func TestARestoreMakesNoEmptyVolume(t *testing.T) {
 	}
 }
 
+// TestARestoreKeepsTheRecordOfTheFormerCopy: the record of the former node has the id of a copy that an earlier move made. A cancel
+// must name this copy, although the new node reports a newer one.
+func TestARestoreKeepsTheRecordOfTheFormerCopy(t *testing.T) {
+	w := inMove(t, MoveDone)
+	first, _ := w.s.Move("db")
+	w.advance("db", "")
+	w.ok(gone("db", "a", nil))
+	w.ok(moveVolume("data", "b", "c", ""))
+	w.advance("db", MoveStopping)
+	w.ok(w.says("db", "Stopped"))
+	w.advance("db", MoveFinal)
+	second, _ := w.s.Move("db")
+	w = restoredOver(t, w, reportCopy("c", "data", second.ID), reportCopy("c", "logs", second.ID))
+	is(t, "phase", w.phase(), MoveKept)
+	w.ok(moveVolume("data", "b", "", MoveCancel))
+	v, _ := w.s.Volume("", "data", DriverLocal, "b")
+	is(t, "copy after the cancel", v.Copy, first.ID)
+	is(t, "undone after the cancel", v.Undone, second.ID)
+}
+
 // TestAMoveChecksTheNewNodeAgain: the new node may have been cordoned or drained while the data was copied.
 func TestAMoveChecksTheNewNodeAgain(t *testing.T) {
 	for _, phase := range []MovePhase{MoveCopying, MoveFinal} {
