@@ -195,6 +195,23 @@ func TestUpdatesStartMembersThatAMoveStopped(t *testing.T) {
 	is(t, "phase", w.movePhase("web-0"), MoveUndone)
 	is(t, "desired state after an update", w.workload("web-0").Desired, DesiredRunning)
 
+	// The update begins before the move stops the member, which then waits for its turn.
+	w = groupInMove(t, 2)
+	w.ok(moveVolume("data", "a", "", MoveCancel))
+	w.ok(w.phaseStep("web-0", MoveDropping))
+	w.ok(w.phaseStep("web-0", ""))
+	w.run("web-0")
+	w.ok(moveVolume("data", "a", "b", ""))
+	w.ok(folderGroup(2, 2))
+	w.advance("web-0", MoveStopping)
+	for range 6 {
+		w.step()
+		w.everybodyRuns("web-0")
+		w.wait(10 * second)
+	}
+	is(t, "phase after its turn", w.movePhase("web-0"), MoveUndone)
+	is(t, "desired state after its turn", w.workload("web-0").Desired, DesiredRunning)
+
 	// An undo of the update gives back a member that was stopped for a move meanwhile.
 	w = groupInMove(t, 2)
 	w.ok(moveVolume("data", "a", "", MoveCancel))
