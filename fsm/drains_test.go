@@ -162,6 +162,33 @@ func TestAJobThatSucceededIsNotEvicted(t *testing.T) {
 	}
 }
 
+// TestAJobThatSucceededIsNotRetried: the planner has counted a failure, for example because the order took too long. The node
+// reports the success of the job before the decision is committed.
+func TestAJobThatSucceededIsNotRetried(t *testing.T) {
+	tolerant := job(func(j *commandv1.Job) { j.SuccessCodes = []int32{0, 3} })
+	for code, skips := range map[int32]bool{0: true, 3: true, 1: false} {
+		w := formed(t)
+		w.ok(register("a"))
+		w.running("pack", "a", tolerant)
+		w.ok(w.ended("pack", code))
+		for name, retry := range map[string]*commandv1.Command{
+			"now": w.retry("pack", 1, 0, false), "later": w.retry("pack", 1, 1<<60, false), "never": w.retry("pack", 1, 0, true),
+		} {
+			before := w.workload("pack")
+			if !skips {
+				w.ok(w.retry("pack", 1, 0, false))
+				break
+			}
+			skipped(t, w.do(retry), "has succeeded on node a")
+			is(t, name+": generation", w.workload("pack").Generation, before.Generation)
+			is(t, name+": given up", w.workload("pack").Retry.Terminal, false)
+		}
+		if skips {
+			w.ok(finishJob(w.generation("pack"), "pack", true))
+		}
+	}
+}
+
 // TestARetryAsksForANewRun: the exit of a job was counted as a failure. The node must run the job again, also if a user changes
 // the priority before the retry. Before the exit is counted, a new priority asks for the same run.
 func TestARetryAsksForANewRun(t *testing.T) {

@@ -244,6 +244,9 @@ func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 		if why == "" && old.Node == "" {
 			why = fmt.Sprintf("workload %q is on no node", old.ID)
 		}
+		if why == "" && old.reportsSuccess() { // the node has reported it since the planner looked
+			why = fmt.Sprintf("job %q has succeeded on node %s, so it does not run again", old.ID, old.Node)
+		}
 		if why != "" {
 			res.skip(why)
 			continue
