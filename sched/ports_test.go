@@ -176,6 +176,26 @@ func TestHostPortsAreWaitedFor(t *testing.T) {
 			waits(t, w, "api", "80/tcp is still held by web on node a")
 			w.held(t, "web", "a", fsm.CodeCannotMove, "too little CPU")
 		}},
+		{"no room is kept for a workload that waits for a port which a held workload does not release", func(t *testing.T, w *world) {
+			small := demand(func(d *commandv1.Demand) { d.CpuMillicores, d.Priority = 100, 9 })
+			half := demand(func(d *commandv1.Demand) { d.CpuMillicores = 2000 })
+			w.apply("web", tcp(80), small)
+			w.settle()
+			w.apply("web", inZone("nowhere"), small)
+			w.node("b")
+			w.cordon("a", true)
+			w.apply("vip", tcp(80), half, demand(func(d *commandv1.Demand) { d.Priority = 1 }))
+			w.apply("other", half)
+			w.settle()
+			runs(t, w, "vip", "b")
+			runs(t, w, "other", "b")
+			w.cordon("a", false)
+			w.drain("b", true)
+			w.settle()
+			w.held(t, "web", "a", fsm.CodeCannotMove, "needs zone=nowhere")
+			w.held(t, "vip", "b", fsm.CodeCannotMove, "draining")
+			runs(t, w, "other", "a")
+		}},
 		{"a start that fails because an instance of a deleted workload still binds the port is retried", func(t *testing.T, w *world) {
 			w.apply("old", tcp(80))
 			w.settle()

@@ -285,8 +285,10 @@ func (p *planner) clear(d *fsm.Demand, rank fsm.Rank, s int32, evict bool) (plan
 		if on != n.ID {
 			return plan{}, false
 		}
-		if h, ok := p.State.Workload(holder); ok && h.Node == on && h.Wants(port) {
-			holders = append(holders, holder) // this workload holds the port only until its previous instance is gone, so it releases it soon
+		// A workload that no longer wants the port holds it until its previous instance is gone. It releases the port soon, unless
+		// it is held on this node: then it gets no order, and the previous instance stays.
+		if h, ok := p.State.Workload(holder); ok && h.Node == on && (h.Wants(port) || holds(h.Reason.Code)) {
+			holders = append(holders, holder)
 		}
 	}
 	if enough() && len(holders) == 0 {
