@@ -66,3 +66,17 @@ func TestASpecIsMeasuredBeforeBase64(t *testing.T) {
 		}
 	}
 }
+
+// TestAnOrderKeepsItsRun: the core learns since which generation orders ask for the same run. Legacy v1 schedulers do not say.
+func TestAnOrderKeepsItsRun(t *testing.T) {
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, since := range []*agentv1.Generation{nil, {Incarnation: 1, Sequence: 5}} {
+		o, err := spec.Order(key, &agentv1.ApplyWorkloadRequest{Id: "pack", Spec: container("sim/run"), SameSince: since})
+		if err != nil || o.SameSince.Sequence != since.GetSequence() || o.SameSince.Incarnation != since.GetIncarnation() {
+			t.Errorf("same_since %v becomes %s (error %v), want the same generation", since, o.SameSince, err)
+		}
+	}
+}

@@ -35,6 +35,23 @@ func TestJobsInFiles(t *testing.T) {
 	}
 }
 
+// TestOrdersOfJobsNameTheirRun: an order for a job says since which generation orders ask for the same run. An order for a
+// service does not, because the agent must start a service again.
+func TestOrdersOfJobsNameTheirRun(t *testing.T) {
+	since := fsm.Generation{Incarnation: 1, Sequence: 5}
+	for kind, want := range map[string]uint64{"job": 5, "service": 0} {
+		w := &fsm.Workload{ID: "pack", SameSince: since, Demand: &fsm.Demand{}, Actual: &fsm.Observation{}}
+		got := ToAgent(w, &controlv1.WorkloadSpec{Type: TypeContainer, Kind: kind})
+		if n := got.GetSameSince().GetSequence(); n != want {
+			t.Errorf("the order for a %s has the sequence %d in same_since, want %d", kind, n, want)
+		}
+		w.SameSince = fsm.Generation{}
+		if got = ToAgent(w, &controlv1.WorkloadSpec{Type: TypeContainer, Kind: kind}); got.SameSince != nil {
+			t.Errorf("the order for a new run of a %s has same_since %v, want none", kind, got.SameSince)
+		}
+	}
+}
+
 // TestContentOfJobs: a job and a service with the same container must have different content hashes, because the agent
 // makes different containers of them. Other settings of the job must not change the hash.
 func TestContentOfJobs(t *testing.T) {

@@ -54,3 +54,71 @@ func TestStepReportsAnExitUnderARenewedOrder(t *testing.T) {
 		}
 	}
 }
+
+// sameJob changes the test order to one for a job, whose orders since generation n ask for the same run; 0 = a new run.
+func sameJob(n uint64) func(*Order) {
+	return func(o *Order) {
+		o.Traits = Traits{RestartPolicy: "no", Job: true}
+		if n != 0 {
+			o.SameSince = workload.Generation{Incarnation: 1, Sequence: n}
+		}
+	}
+}
+
+// TestStepContinuesAnActionUnderARenewedOrder: the order of a job is renewed while the agent starts the instance. The action
+// carries out the renewed order too.
+func TestStepContinuesAnActionUnderARenewedOrder(t *testing.T) {
+	for since, again := range map[uint64]bool{5: false, 0: true} {
+		h := newHistory(t, nil).step(order(5, 7, sameJob(0)))
+		start := h.look(workload.Absent).act()
+		task := h.s.Get("db").Task
+		h.step(order(6, 7, sameJob(since)))
+		if got := h.s.Get("db").Task; (got.ID != task.ID) != again {
+			t.Errorf("orders since %d ask for the same run: the agent has begun the task %s after %s, want another one: %t", since, got.ID, task.ID, again)
+		}
+		h.step(Done{Act: start, Began: h.now, Failed: &Failed{Class: workload.ImagePullTimeout, Message: "no route"}})
+		if n := h.s.Get("db").Failure.Attempts; (n == 0) != again {
+			t.Errorf("orders since %d ask for the same run: the start has failed, and the agent counts %d failures under the renewed order", since, n)
+		}
+	}
+}
+
+// TestStepKnowsTheRunOfAnInstanceThatWasStartedAgain: a retry starts the container of the former run again, so its label has the
+// generation of the former order. Then the order of the retry is renewed while the engine is silent, and the run ends.
+func TestStepKnowsTheRunOfAnInstanceThatWasStartedAgain(t *testing.T) {
+	h := newHistory(t, nil).step(order(5, 7, sameJob(0)))
+	o := workload.Observed{
+		ID: "db", State: workload.Failed, Content: "c1:a", Generation: workload.Generation{Incarnation: 1, Sequence: 5}, RuntimeID: "r1", ExitCode: 3,
+		StartedAt: h.now, FinishedAt: h.now,
+	}
+	see := func(state workload.State) *Act {
+		a := h.act()
+		if a == nil || a.Verb != Look {
+			t.Fatalf("the core's action is %+v, want a look", a)
+		}
+		seen := o
+		if seen.State = state; state == workload.Running {
+			seen.FinishedAt = time.Time{}
+		}
+		return h.step(Done{Act: a, Observed: &seen, Began: h.now}).act()
+	}
+	see(workload.Failed) // the run of generation 5 ended before the agent settled
+	h.step(order(6, 7, sameJob(0)))
+	start := see(workload.Failed)
+	if start == nil || start.Verb != Ensure {
+		t.Fatalf("after the retry the core's action is %+v, want a start", start)
+	}
+	o.StartedAt = h.now.Add(time.Second)
+	h.step(Done{Act: start, Began: h.now})
+	see(workload.Running)
+	h.step(Listed{Kind: workload.Container, Bound: h.s.engines[0].Bound, Began: h.now, Trouble: "the engine does not answer"})
+	o.FinishedAt = h.now
+	h.step(order(7, 7, sameJob(6)))
+	if a := see(workload.Failed); a != nil {
+		t.Errorf("after the renewed order the core's action is %+v, want none: the run has ended", a)
+	}
+	h.step(Listed{Kind: workload.Container, Bound: h.s.engines[0].Bound, Began: h.now.Add(time.Second), Seen: []workload.Observed{o}})
+	if st := h.s.Get("db").Status; st.Exit.Code != 3 || st.Generation.Sequence != 7 {
+		t.Errorf("the job is reported as %+v, want its exit under generation 7", st)
+	}
+}
