@@ -63,8 +63,8 @@ type ordered struct {
 }
 
 // exitKept checks the promises of the exits of jobs after the record of a job was changed. A record need not show the exit of
-// an instance any more if the job has left the node, was ended by its deadline, or was changed by a user so
-// that its node has to run it again.
+// an instance any more if the job has left the node, was ended by its deadline, was replaced by the next run of its cron, or
+// was changed by a user so that its node has to run it again.
 func (w *world) exitKept(c fsm.Command, old, x *fsm.Workload) {
 	o := w.oracle.owed[x.ID]
 	if o == nil {
@@ -74,12 +74,12 @@ func (w *world) exitKept(c fsm.Command, old, x *fsm.Workload) {
 	case !o.lives(w.machine(o.node)), x.CreateIndex != o.create, x.Node != o.node && !x.Finished(), x.Desired != fsm.DesiredRunning,
 		old.Content != x.Content, len(c.GetHead().GetRequest()) > 0 && !asksForRun(x, old.Generation):
 		delete(w.oracle.owed, x.ID)
-	case x.Finished() && x.Result.Succeeded != o.good && x.Result.Code != fsm.CodeDeadlineExceeded:
+	case x.Finished() && x.Result.Succeeded != o.good && x.Result.Code != fsm.CodeDeadlineExceeded && x.Result.Code != fsm.CodeReplaced:
 		w.violate("exit", x.ID, o.node, "%s records success %t (%s), but the instance of generation %s ended with exit code %d", fsm.ArmName(c), x.Result.Succeeded, x.Result.Code, o.order, o.code)
 	case x.Finished(), x.Actual.Exit != nil && int(x.Actual.Exit.Code) == o.code && x.ReportsPresent():
 		delete(w.oracle.owed, x.ID)
-	case c.GetScheduleRetries() != nil && x.Generation != old.Generation:
-		w.violate("exit", x.ID, o.node, "generation %s is ordered, although the instance of generation %s ended with exit code %d, which the record does not show", x.Generation, o.order, o.code)
+	case c.GetScheduleRetries() != nil && !asksForRun(x, old.Generation):
+		w.violate("exit", x.ID, o.node, "generation %s asks for another run, although the instance of generation %s ended with exit code %d, which the record does not show", x.Generation, o.order, o.code)
 	}
 }
 

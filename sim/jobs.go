@@ -116,18 +116,14 @@ func (w *world) startedAgain(m *machine, i *instance) {
 	}
 }
 
-// runsAgain replaces the ends of jobs with success in the planner's commands by retries. So it imitates a planner that
-// ignores the success of a job.
+// runsAgain replaces each command of the planner that ends jobs with success by a forced retry of its first job. So it
+// imitates a planner that ignores the success of a job. The state machine refuses the retries of a planner for such a job.
 func runsAgain(cmds []fsm.Command) {
 	for _, c := range cmds {
 		ends := c.GetFinishJobs().GetEnds()
 		if len(ends) == 0 || !ends[0].GetSucceeded() {
 			continue
 		}
-		b := &commandv1.ScheduleRetries{}
-		for _, e := range ends {
-			b.Retries = append(b.Retries, &commandv1.Retry{Workload: e.GetWorkload(), IfGeneration: e.GetIfGeneration(), Message: "again"})
-		}
-		c.Body = &commandv1.Command_ScheduleRetries{ScheduleRetries: b}
+		c.Body = &commandv1.Command_RetryWorkload{RetryWorkload: &commandv1.RetryWorkload{Id: ends[0].GetWorkload()}}
 	}
 }
