@@ -75,7 +75,7 @@ var mayImport = []struct {
 	{"agent/core", []string{"agent/workload", "agent/fencer/lease"}},
 	{"agent/session/heartbeat", []string{"agent/core"}},
 	// Test support that drivers share.
-	{"agent/driver/moby/mobytest", []string{"testbed"}},
+	{"agent/driver/moby/mobytest", []string{"agent/driver", "pki", "testbed"}},
 	{"agent/driver/libvirt/libvirttest", []string{"testbed"}},
 	{"agent/driver/drivertest", []string{"agent/driver", "api/agent/...", "testbed"}},
 	{"agent/driver/...", []string{"api/agent/...", "agent/workload", "child", "engine", "order", "policy/...", "stack/..."}},

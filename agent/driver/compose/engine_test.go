@@ -9,7 +9,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
@@ -25,7 +24,6 @@ import (
 	"github.com/persys/compute/agent/driver/moby/mobytest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/child"
-	"github.com/persys/compute/pki"
 	"github.com/persys/compute/stack"
 )
 
@@ -85,23 +83,11 @@ func nothingLeft(ctx context.Context, e *mobytest.Engine) error {
 	return err
 }
 
-// agentKey is the key of the agents in the tests.
-var agentKey = sync.OnceValues(pki.NewKey)
-
-func sealer(t testing.TB) driver.Sealer {
-	t.Helper()
-	key, err := agentKey()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
-}
-
 // driver returns a Compose driver for a node. The driver is closed when the test ends. All drivers of a test
 // may use the same folder dir, as several agents on one machine may.
 func (e *engine) driver(t *testing.T, node, dir string, change ...func(*compose.Options)) *compose.Driver {
 	t.Helper()
-	opt := compose.Options{ClusterID: e.cluster, NodeID: node, Dir: dir, StopGrace: 5 * time.Second, Sealer: sealer(t)}
+	opt := compose.Options{ClusterID: e.cluster, NodeID: node, Dir: dir, StopGrace: 5 * time.Second, Sealer: mobytest.Sealer(t)}
 	for _, f := range change {
 		f(&opt)
 	}

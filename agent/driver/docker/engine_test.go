@@ -7,7 +7,6 @@ import (
 	"log"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,7 +17,6 @@ import (
 	"github.com/persys/compute/agent/driver/docker"
 	"github.com/persys/compute/agent/driver/moby/mobytest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
-	"github.com/persys/compute/pki"
 	"github.com/persys/compute/testbed"
 )
 
@@ -71,22 +69,10 @@ func nothingLeft(ctx context.Context, e *mobytest.Engine) error {
 	return err
 }
 
-// agentKey is the key of the agents in the tests.
-var agentKey = sync.OnceValues(pki.NewKey)
-
-func sealer(t testing.TB) driver.Sealer {
-	t.Helper()
-	key, err := agentKey()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
-}
-
 // driver returns a driver for a node. The driver is closed when the test ends.
 func (e *engine) driver(t *testing.T, node string, change ...func(*docker.Options)) *docker.Driver {
 	t.Helper()
-	opt := docker.Options{ClusterID: e.cluster, NodeID: node, StopGrace: 5 * time.Second, Sealer: sealer(t)}
+	opt := docker.Options{ClusterID: e.cluster, NodeID: node, StopGrace: 5 * time.Second, Sealer: mobytest.Sealer(t)}
 	for _, f := range change {
 		f(&opt)
 	}

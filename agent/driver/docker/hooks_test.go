@@ -22,8 +22,8 @@ func (b *bench) logs(id driver.ID) string {
 	return drivertest.Logs(b.ctx, b, b.d, id, driver.LogOptions{})
 }
 
-// The post_start hook runs after each start by the agent. The pre_stop hook runs before a stop, even if
-// the agent was restarted in between and has not read the specification.
+// The post_start hook of a container runs after each start of the container by the agent. Its pre_stop hook runs before each
+// stop by the agent, also if the agent was restarted since the start and has not read the specification of the workload.
 func TestHooksRunAtStartAndStop(t *testing.T) {
 	b := newBench(t)
 	body := containerBody(b.image, "serve")
@@ -65,6 +65,25 @@ func TestAFailedPostStartStopsTheContainer(t *testing.T) {
 	}
 }
 
+// endlessPostStart has two hooks: the first writes a line to the log of the container, and the second does not end.
+var endlessPostStart = []*agentv1.Hook{{Command: []string{"/probe", "shout", "hook-up"}}, {Command: []string{"/probe", "wait"}}}
+
+// interrupt calls Ensure for a container with endlessPostStart, and ends the context of the call when the first hook has run
+// the given number of times since the container was created.
+func (b *bench) interrupt(spec driver.Spec, runs int) {
+	b.Helper()
+	ctx, cancel := context.WithCancel(b.ctx)
+	done := make(chan error, 1)
+	go func() { done <- b.d.Ensure(ctx, spec) }()
+	b.await(spec.ID, fmt.Sprintf("running, after %d runs of the first hook", runs), func(o driver.Observed) bool {
+		return o.State == driver.Running && strings.Count(b.logs(spec.ID), "hook-up") >= runs
+	})
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		b.Fatalf("the interrupted Ensure returned %v, want context.Canceled", err)
+	}
+}
+
 // withdrawals records the workloads for which Withdraw was called while their containers ran.
 type withdrawals struct {
 	driver.Networks
@@ -89,21 +108,13 @@ func TestAContainerIsWithdrawnBeforeTheStopOfAFailedPostStart(t *testing.T) {
 		return err == nil && in.Container.State.Running
 	}
 	body := containerBody(b.image, "serve")
-	body.PostStart = []*agentv1.Hook{{Command: []string{"/probe", "wait"}}}
+	body.PostStart = endlessPostStart
 	spec := b.spec("hookdrawn", body)
-	ctx, cancel := context.WithCancel(b.ctx)
-	done := make(chan error, 1)
-	go func() { done <- b.d.Ensure(ctx, spec) }()
-	b.await(spec.ID, "running", func(o driver.Observed) bool { return o.State == driver.Running })
-	time.Sleep(time.Second) // the hook runs
-	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Fatalf("Ensure returned %v, want the end of its context", err)
-	}
+	b.interrupt(spec, 1)
 	if len(networks.of) != 0 {
 		t.Fatalf("Withdraw was called for %q before any stop", networks.of)
 	}
-	ctx, cancel = context.WithTimeout(b.ctx, 8*time.Second)
+	ctx, cancel := context.WithTimeout(b.ctx, 8*time.Second)
 	defer cancel()
 	if err := b.d.Ensure(ctx, spec); err == nil {
 		t.Fatal("Ensure returned nil, but the hook does not end")
@@ -175,19 +186,10 @@ func TestTheErrorOfAHookRepeatsNoSecret(t *testing.T) {
 func TestAnInterruptedPostStartRunsAgain(t *testing.T) {
 	b := newBench(t)
 	body := containerBody(b.image, "serve")
-	body.PostStart = []*agentv1.Hook{{Command: []string{"/probe", "shout", "hook-up"}}, {Command: []string{"/probe", "wait"}}}
+	body.PostStart = endlessPostStart
 	spec := b.spec("hookcut", body)
 	for want := 1; want <= 2; want++ {
-		ctx, cancel := context.WithCancel(b.ctx)
-		done := make(chan error, 1)
-		go func() { done <- b.d.Ensure(ctx, spec) }()
-		b.await(spec.ID, fmt.Sprintf("running, after %d runs of the first hook", want), func(o driver.Observed) bool {
-			return o.State == driver.Running && strings.Count(b.logs(spec.ID), "hook-up") >= want
-		})
-		cancel()
-		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Fatalf("the interrupted Ensure returned %v, want context.Canceled", err)
-		}
+		b.interrupt(spec, want)
 	}
 }
 
@@ -213,7 +215,7 @@ func TestAHookEndsWithTheGracePeriod(t *testing.T) {
 func TestHooksOfOthersAreNotRun(t *testing.T) {
 	const forged = `{"pre_stop":[{"command":["/probe","shout","hook-down"],"user":"0"}]}`
 	b := newBench(t, func(o *docker.Options) { o.Owns = func(driver.ID) bool { return true } })
-	sealed := sealer(t).SealSame([]byte(forged), []byte("another workload"))
+	sealed := mobytest.Sealer(t).SealSame([]byte(forged), []byte("another workload"))
 	for name, labels := range map[driver.ID]map[string]string{
 		"a container of a legacy v1 agent with a hooks label":                     {driver.LabelHooks: forged},
 		"a hooks label that the agent did not seal, with the labels of this node": {driver.LabelHooks: forged, driver.LabelCluster: b.cluster, driver.LabelNode: "node-a"},
