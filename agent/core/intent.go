@@ -149,14 +149,15 @@ func (in *Intent) sameRun(old *Intent, since workload.Generation) bool {
 }
 
 // ranFor reports whether the instance o has ended and was created, or started again, for the run that this order asks for.
-// The agent accepted the first order for that run at the time ordered (zero if that is not known). The order is then already
-// carried out, and must not start the instance again. Orders of legacy v1 schedulers have no generation. The services of a stack start one after another, so the start
-// time of a stack does not tell whether all of them were started.
+// The order is then carried out already, and must not start the instance again. The agent accepted the first order for that
+// run at the time ordered (the zero time if the agent does not know it). ranFor returns false for an order of a legacy v1
+// scheduler, which has no generation. It does not use the start time of a stack: the services of a stack start one after
+// another, so that time does not tell whether all of them have started.
 func (in *Intent) ranFor(o *workload.Observed, ordered time.Time) bool {
 	if o == nil || o.FinishedAt.IsZero() || in.Generation == (workload.Generation{}) || !in.keepsEnded(o) {
 		return false
 	}
-	again := !ordered.IsZero() && o.StartedAt.After(ordered) && in.fits(in.observed(o)) && in.Type != workload.Compose && !in.Restart && !in.Recreate
+	again := !ordered.IsZero() && o.StartedAt.After(ordered) && in.fits(in.observed(o)) && in.Type != workload.Compose && !in.restarts()
 	return again || !o.Generation.Less(in.run()) && !in.Generation.Less(o.Generation)
 }
 

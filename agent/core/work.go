@@ -279,7 +279,7 @@ func (x *step) lookDone(d Done, w *Workload) {
 	a := &Act{
 		Verb: next.do, ID: id, Intent: in, Kinds: []workload.Kind{in.Type}, Retention: retentionOf(in), Cluster: x.Bound,
 		Grace: x.grace(id), Absent: w.Observed == nil, bound: d.Act.bound, Heals: next.heals,
-		Repeats: next.heals || next.do == Ensure && !w.memory.fresh && !in.Restart && !in.Recreate,
+		Repeats: next.heals || next.do == Ensure && !w.memory.fresh && !in.restarts(),
 		Leased:  in.Leased() && in.Running() && next.do.starts(),
 	}
 	if a.Leased {
