@@ -170,7 +170,7 @@ func TestDecodeBatchRefusals(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, err := DecodeBatch(c.data); err == nil || errors.Is(err, ErrUnknownCommand) != c.unknown {
-				t.Errorf("DecodeBatch returned error %v, want an error (ErrUnknownCommand: %t)", err, c.unknown)
+				t.Errorf("DecodeBatch returned error %v, want an error that is ErrUnknownCommand: %t", err, c.unknown)
 			}
 		})
 	}

@@ -293,7 +293,7 @@ func TestKeptSecrets(t *testing.T) {
 	is(t, "number of workloads in the plan of the group's file", len(plan.GetWorkloads()), 3)
 
 	// The file of a group that was not made with count contains one request for each of its workloads. The
-	// file of an unknown workload is not found.
+	// request for the file of a workload that does not exist gets NotFound.
 	accepted("a", "id: a\ngroup: pair\nresources: {cpu: 100m}\ncontainer: {image: nginx}\n")
 	accepted("b", "id: b\ngroup: pair\nresources: {cpu: 100m}\ncontainer: {image: nginx}\n")
 	is(t, "number of requests in the file of a group without count", len(g.applied(t, "pair")), 2)

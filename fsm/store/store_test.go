@@ -252,7 +252,7 @@ func TestCursorWaitsForChangesOnly(t *testing.T) {
 		}
 		w.put("web")
 		if b := <-got; fmt.Sprint(ids(b)) != "[web]" {
-			t.Errorf("Next returned workloads %v, want only workload web", ids(b))
+			t.Errorf("Next of the cursor returned changes of the workloads %v, want only workload \"web\"", ids(b))
 		}
 	})
 }

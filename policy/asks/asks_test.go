@@ -331,8 +331,8 @@ func TestIngressPort(t *testing.T) {
 	}
 }
 
-// TestRefusalsNameTheHook: the refusal of a hook names the hook and its key. If a pre_start hook lacks a limit that it
-// cannot have, the refusal says what to write instead.
+// TestRefusalsNameTheHook: the refusal of a hook names the hook and its key. If the policy requires a setting
+// that a pre_start hook cannot have, such as a memory limit, the refusal says to write a service in place of the hook.
 func TestRefusalsNameTheHook(t *testing.T) {
 	strict := &policy.Policy{Name: "strict", Kinds: []string{"*"}, Images: []string{"docker.io/library/x"}, Users: []string{"1000"},
 		Requires: []string{"user", "cap_drop", "cpu", "memory"}, MaxPids: 100, MaxCPU: 1000, MaxMemory: 1000}

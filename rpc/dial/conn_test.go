@@ -316,7 +316,7 @@ func TestOnlySafeCallsAreRepeated(t *testing.T) {
 			}
 			ids := slices.Concat(a.seen(), b.seen())
 			if len(ids) != 1+int(tc.second) || len(slices.Compact(ids)) != 1 {
-				t.Errorf("the attempts had the request ids %v, want the same id for %d attempts", ids, 1+tc.second)
+				t.Errorf("the replicas received calls with the request ids %v, want %d attempts of one call, all with the same request id", ids, 1+tc.second)
 			}
 		})
 	}

@@ -395,7 +395,7 @@ func TestDiscoveryAsksOtherServersIfOneHasNoRecords(t *testing.T) {
 	c := dialTo(t, Options{Discovery: "srv://persys.x?dns=" + empty.addr + "," + full.addr})
 	mustCall(t, c, apply)
 	if empty.count() == 0 || a.calls.Load() != 1 {
-		t.Errorf("the DNS server without records got %d queries and the replica %d calls, want at least one query, and one call", empty.count(), a.calls.Load())
+		t.Errorf("the DNS server without SRV records got %d queries, want at least 1; the replica that the other DNS server names got %d calls, want 1", empty.count(), a.calls.Load())
 	}
 }
 

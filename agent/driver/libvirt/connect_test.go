@@ -142,7 +142,7 @@ func TestAConsoleEndsWithItsGuest(t *testing.T) {
 			select {
 			case <-done:
 			case <-time.After(30 * time.Second):
-				t.Errorf("the guest has ended, but %s on its console session does not end", what)
+				t.Errorf("30 s after the virtual machine was destroyed, a call of %s on the session with its console has not returned", what)
 			}
 		}
 		if err := line.Close(); err != nil {
